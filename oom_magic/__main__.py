@@ -22,11 +22,11 @@ from oom_magic.language import _, set_language
 from oom_magic.notebook.cells.running import trimmed
 from oom_magic.notebook.options import (
     CommandParser,
+    check_top,
     checked,
-    checked_top,
     dry_run_arguments,
     explanation_arguments,
-    parser_with,
+    make_parser,
     setup_from,
 )
 from oom_magic.one_line_errors import OneLineErrors, PyTorchMissingError
@@ -48,13 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     explain = commands.add_parser(
         "explain",
         help=_("explain an error in a log"),
-        parents=[parser_with(explanation_arguments)],
+        parents=[make_parser(explanation_arguments)],
     )
     explain.add_argument("file", help=_("a text that holds the error; - for standard input"))
     run = commands.add_parser(
         "run",
         help=_("follow a program on a pretend GPU"),
-        parents=[parser_with(dry_run_arguments)],
+        parents=[make_parser(dry_run_arguments)],
     )
     run.add_argument(
         "-m", dest="module", action="store_true", help=_("the program is named as a module, as after python -m")
@@ -97,7 +97,7 @@ def _run(options: Any) -> int:
     from oom_magic.views.report import describe_report
 
     card = CardOptions.parse(options.gpu, options.memory, options.num_gpus, options.num_processes, options.rank)
-    checked_top(options)
+    check_top(options)
     steps = checked("--steps", parse_steps, options.steps)
     program = _Program.named(options.script, options.module)
     source = program.file.read_bytes()  # as Python reads it: compile knows its encoding

@@ -23,7 +23,7 @@ from oom_magic.measure import system_check as check
 from oom_magic.measure.device import host
 from oom_magic.measure.device.cards import Card
 from oom_magic.measure.device.nvml import CardReading, DeviceProcess
-from oom_magic.measure.probes import Seen
+from oom_magic.measure.probes import ProbeResult
 from oom_magic.memory.report import Device
 from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.predict.setups.hardware import Hardware
@@ -33,12 +33,12 @@ SILENT = CardReading()
 CARD = Device("RTX 3060", 12 * GIB, 300 * MIB, 0, (8, 6))
 
 
-def seen_on(device: Device = CARD, reading: CardReading = SILENT, **card: Any) -> Seen:
+def seen_on(device: Device = CARD, reading: CardReading = SILENT, **card: Any) -> ProbeResult:
     known: dict[str, Any] = {"reserved_bytes": 0, "processes": (), "driver_version": "580", "problem": "", **card}
     return probes.probe_card(Card(0, device, **known), reading)
 
 
-def whats(seen: Seen) -> list[str]:
+def whats(seen: ProbeResult) -> list[str]:
     return [finding.what for finding in seen.findings]
 
 
@@ -170,7 +170,7 @@ def test_why_a_cuda_build_sees_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_settings(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: list[str]) -> None:
-    monkeypatch.setattr(probes, "was_there_at_start", lambda _: True)
+    monkeypatch.setattr(probes, "was_set_at_start", lambda _: True)
     seen = probes.probe_settings(environment)
     assert dict(seen.rows) == environment
     assert len(seen.findings) == len(expected)
@@ -179,7 +179,7 @@ def test_settings(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], 
 
 def test_settings_that_contradict_or_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
     both = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    monkeypatch.setattr(probes, "was_there_at_start", lambda _: True)
+    monkeypatch.setattr(probes, "was_set_at_start", lambda _: True)
     assert "Both" in whats(probes.probe_settings(both))[0]
     monkeypatch.undo()
     late = probes.probe_settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})

@@ -20,7 +20,7 @@ from oom_magic.explain.remedies import evaluation as pricing
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.sentences.catalogue import render_evidence
 from oom_magic.notebook.cells import explanations
-from oom_magic.predict.instrumentation import training
+from oom_magic.predict.instrumentation import stop_rule
 from oom_magic.units import MIB
 
 MESSAGE = (
@@ -242,8 +242,8 @@ def test_an_evaluation_that_would_fail_next_is_made_smaller_too(shell, in_functi
 
 def test_a_rehearsal_that_ends_before_the_failure_says_so(shell, monkeypatch):
     monkeypatch.setattr(CellRehearsal, "may_evaluate", False)  # else what follows the steps is followed
-    monkeypatch.setattr(training, "MOST_STEPS", 2)
-    monkeypatch.setattr(training, "MOST_SECONDS", 0)
+    monkeypatch.setattr(stop_rule, "MOST_STEPS", 2)
+    monkeypatch.setattr(stop_rule, "MOST_SECONDS", 0)
     shell.run_cell(EVALUATING)
     diagnosis = run(shell, "%oom_explain")
     assert "first_steps_fit" in {evidence.key for evidence in diagnosis.evidence}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
 
-from oom_magic.notebook.cells.cell_code import names_made
+from oom_magic.notebook.cells.cell_code import newly_assigned_names
 from oom_magic.notebook.cells.hints import unwatched_cell
 from oom_magic.predict.instrumentation.starting_point import StartingPoint
 from oom_magic.predict.isolation.tensor_exchange import Snapshot
@@ -29,7 +29,7 @@ from oom_magic.predict.isolation.tensor_exchange import Snapshot
     ],
 )
 def test_names_that_a_cell_makes_are_those_that_it_has_not_read_before(code: str, made: set[str]) -> None:
-    assert names_made(ast.parse(code)) == made
+    assert newly_assigned_names(ast.parse(code)) == made
 
 
 def test_what_a_run_began_from_is_what_is_there_without_it() -> None:

@@ -65,9 +65,9 @@ def test_an_error_behind_the_steps_hides_nothing() -> None:
 
 
 def test_what_lasts_too_long_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    from oom_magic.predict.instrumentation import training
+    from oom_magic.predict.instrumentation import stop_rule
 
-    monkeypatch.setattr(training, "FOLLOWING_SECONDS", 0)
+    monkeypatch.setattr(stop_rule, "FOLLOWING_SECONDS", 0)
 
     def program() -> None:
         model = network()

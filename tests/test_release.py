@@ -26,9 +26,9 @@ from versions import TELLS_WHAT_GRAPHS_SAVED
 import oom_magic as om
 from oom_magic.measure.device.accelerators import Levels, Memory
 from oom_magic.measure.history.attribution import Storage, storage_of
-from oom_magic.measure.holders.failed_frames import find_error_frames, told_apart
+from oom_magic.measure.holders.failed_frames import find_error_frames, separate_error
 from oom_magic.measure.holders.inventory import MemoryHolder
-from oom_magic.measure.holders.release import DeviceChange, Gone, Released, find_all_holders, release_from
+from oom_magic.measure.holders.release import DeviceChange, FreedItem, Released, find_all_holders, release_from
 
 LARGE = 100_003  # elements: tensors of this size are this file's
 
@@ -48,7 +48,7 @@ class HostMemory:
         found = storage_of(tensor)
         return found if found is not None and found[1] >= LARGE else None
 
-    def give_back(self, usual: Mapping[str, int]) -> None:
+    def return_cached(self, allocated_before: Mapping[str, int]) -> None:
         pass
 
     def _storages(self) -> dict[int, int]:
@@ -137,8 +137,8 @@ def test_frames_are_emptied_wherever_their_error_is_kept() -> None:
     released = release(names)
     assert len(ghosts) == 4
     assert [ghost() for ghost in ghosts] == [None] * 4
-    assert released.freed_allocated_bytes == 4 * LARGE == sum(gone.num_bytes for gone in released.gone)
-    assert all("fail_with_locals" in gone.what for gone in released.gone)
+    assert released.freed_allocated_bytes == 4 * LARGE == sum(gone.num_bytes for gone in released.freed)
+    assert all("fail_with_locals" in gone.what for gone in released.freed)
     assert released.holders == (MemoryHolder("mine", "Tensor", 3 * LARGE),)
     assert str(errors[0]) == "'second'"
     json.dumps(released.to_dict())
@@ -164,11 +164,11 @@ def test_a_deep_recursion_and_errors_that_came_from_each_other_are_walked_once()
     sys.setrecursionlimit(10_000)
     try:
         errors = [kept_error(lambda: recurse(3000)), kept_error(circle)]
-        kept = told_apart(find_error_frames(), errors[1])
+        kept = separate_error(find_error_frames(), errors[1])
     finally:
         sys.setrecursionlimit(limit)
     assert sorted(len(one.frames) > 3000 for one in kept if "fail_with_locals" in one.title) == [False, True]
-    assert [one.is_own for one in kept if "fail_with_locals" in one.title] == [False, True]
+    assert [one.is_of_error for one in kept if "fail_with_locals" in one.title] == [False, True]
     del kept
     release({"errors": errors})
     assert [ghost() for ghost in ghosts] == [None] * 2
@@ -354,14 +354,14 @@ def test_named_variables_go_with_the_results_that_are_the_same(shell: Interactiv
     del value
     names["small"] = [large(), torch.ones(LARGE, requires_grad=True).exp()]
     told = release(names, names=["small"], dry_run=True)
-    assert told.gone == (Gone("small", 9 * LARGE),)  # one row a name, its graphs included
+    assert told.freed == (FreedItem("small", 9 * LARGE),)  # one row a name, its graphs included
     told = release(names, names=["small", "model", "other"], dry_run=True)
-    assert [(gone.what, gone.num_bytes) for gone in told.gone] == [("small", 9 * LARGE), ("other", LARGE)]
+    assert [(gone.what, gone.num_bytes) for gone in told.freed] == [("small", 9 * LARGE), ("other", LARGE)]
     del names["small"]
     told = release(names, names=["model", "other"], dry_run=True)
     assert set(names) == {"model", "again", "Out", "_1", "_", "other"}
-    assert [(gone.what, gone.num_bytes) for gone in told.gone] == [("other", LARGE)]
-    assert release(names, names=["model", "other"]).gone == told.gone
+    assert [(gone.what, gone.num_bytes) for gone in told.freed] == [("other", LARGE)]
+    assert release(names, names=["model", "other"]).freed == told.freed
     assert names.pop("again")[0] is not None
     assert names == {"Out": {2: 5}, "_": ""}
     assert release(names).allocated_bytes == 0
@@ -418,7 +418,7 @@ def test_both_encodings_show_the_same_rows() -> None:
     held = MemoryHolder("<model>", "module GPT2LMHeadModel", 3 * 2**30, ("optimizer", "trainer", "Out[12]"))
     hidden = MemoryHolder("", "a.very.long.module.Name, list, module helpers_of_somebody", 2**20)
     device = DeviceChange("cuda:0", Levels(9 * 2**30, 10 * 2**30, 11 * 2**30), Levels(3 * 2**30, 4 * 2**30, 5 * 2**30))
-    gone = (Gone("OutOfMemoryError in train_one_epoch, Cell In[12]:345", 6 * 2**30),)
+    gone = (FreedItem("OutOfMemoryError in train_one_epoch, Cell In[12]:345", 6 * 2**30),)
     released = Released((device,), gone, (held, hidden))
     bundle = released._repr_mimebundle_()
     assert max(map(len, bundle["text/plain"].splitlines())) <= 80
@@ -435,7 +435,7 @@ def test_what_an_error_itself_holds_is_told_from_what_earlier_ones_do() -> None:
             raise KeyError("wrapped") from error
 
     earlier, error = kept_error(lambda: fail_with_locals([])), kept_error(wrapped)
-    gone = find_all_holders(MEMORY, {}, error).gone
-    assert [(one.is_own, one.num_bytes) for one in gone] == [(False, LARGE), (True, LARGE)]
-    assert not any(one.is_own for one in find_all_holders(MEMORY, {}).gone)
+    gone = find_all_holders(MEMORY, {}, error).freed
+    assert [(one.is_of_error, one.num_bytes) for one in gone] == [(False, LARGE), (True, LARGE)]
+    assert not any(one.is_of_error for one in find_all_holders(MEMORY, {}).freed)
     del earlier

@@ -54,8 +54,8 @@ def test_a_failed_dry_cell_leaves_nothing(shell: InteractiveShell) -> None:
     assert released.allocated_bytes == before
     assert released.freed_allocated_bytes > 8 * GIB
     assert str(released).index("torch finds no GPU here") < str(released).index("\npretend NVIDIA")
-    assert released.gone[0].what.startswith("OutOfMemoryError in")
-    assert released.gone[0].num_bytes > 8 * GIB
+    assert released.freed[0].what.startswith("OutOfMemoryError in")
+    assert released.freed[0].num_bytes > 8 * GIB
     assert [(one.name, one.num_bytes) for one in released.holders] == [("model", 4 * MIB)]
     assert shell.run_cell("%%gpumem --no-plot\ntrain(8)", store_history=True).success
 

@@ -12,7 +12,7 @@ from versions import recorded_with
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.rehearsal import Variation
-from oom_magic.predict.instrumentation import training
+from oom_magic.predict.instrumentation import stop_rule
 from oom_magic.predict.instrumentation.starting_point import StartingPoint
 from oom_magic.predict.isolation.snapshot import Snapshot
 from oom_magic.predict.session import DrySession
@@ -215,7 +215,7 @@ def test_the_batch_is_that_of_the_call_which_filled_the_card_not_of_a_small_one_
 
 
 def test_what_never_steps_is_left_after_a_while_and_all_runs_but_the_advised_after_as_many_calls(monkeypatch) -> None:
-    monkeypatch.setattr(training, "SECONDS_WITHOUT_STEPS", 0)
+    monkeypatch.setattr(stop_rule, "SECONDS_WITHOUT_STEPS", 0)
     names = {"torch": torch, "net": torch.nn.Linear(256, 256), "kept": [], "rows": 4096}
     cell = "net.cuda()\nfor _ in range(1000):\n    kept.append(net(torch.ones(rows, 256, device='cuda')))"
     rehearsal = CellRehearsal(

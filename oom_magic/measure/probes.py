@@ -32,19 +32,19 @@ SETTINGS = (
     _NEW, _OLD, "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
     "CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "CUDA_MODULE_LOADING",
 )  # fmt: skip
-_KNOWS_NEW = (2, 9)  # the version of torch from which on it reads PYTORCH_ALLOC_CONF
+_NEW_NAME_SINCE = (2, 9)  # the version of torch from which on it reads PYTORCH_ALLOC_CONF
 _NOTICEABLE_BYTES = 512 * MIB
 _CONTEXT_BYTES = 512 * MIB  # at most what a process holds outside of torch's allocator
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_NONE_LEFT = "No CUDA GPUs are available"  # torch/csrc/cuda/Module.cpp, c10/cuda/CUDAFunctions.cpp
+_NO_GPU_MESSAGE = "No CUDA GPUs are available"  # torch/csrc/cuda/Module.cpp, c10/cuda/CUDAFunctions.cpp
 # Compute capabilities of P100, V100, A100, H100, B200 and B300, whose memory stores ECC codes separately.
-_WITH_HBM = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0), (10, 3)}
-_HOT = 85  # degrees Celsius; consumer cards slow down from here
+_HBM_CAPABILITIES = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0), (10, 3)}
+_HOT_CELSIUS = 85  # degrees Celsius; consumer cards slow down from here
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something worth changing: what it is, why it matters for memory, what to do. ``bad``: training cannot work."""
+    """Something worth changing: what it is, why it matters for memory, how to fix it. ``bad``: training cannot work."""
 
     what: str
     why: str
@@ -53,93 +53,97 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Seen:
-    """What one probe saw: rows of what and value, and findings."""
+class ProbeResult:
+    """What one probe found: facts as rows of label and value, and findings."""
 
     rows: list[tuple[str, str]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
 
-def probe_platform() -> Seen:
-    """Whose notebook it is, and the Python."""
-    return Seen([(_("platform"), host.notebook_platform()), ("Python", platform.python_version())])
+def probe_platform() -> ProbeResult:
+    """Where the notebook runs (Colab, Kaggle, Windows, ...), and the version of Python."""
+    return ProbeResult([(_("platform"), host.notebook_platform()), ("Python", platform.python_version())])
 
 
-def probe_memory() -> Seen:
-    """Host memory, swap, and what a container leaves of them."""
+def probe_memory() -> ProbeResult:
+    """Host memory, swap, and the limits that a container sets on them."""
     total, available = host.host_memory()
     known = host.meminfo()
-    seen = Seen([(_("host memory"), _free_of(available, total))])
+    result = ProbeResult([(_("host memory"), _free_text(available, total))])
     if "SwapTotal" in known:
-        seen.rows.append((_("swap"), _free_of(known.get("SwapFree"), known["SwapTotal"])))
+        result.rows.append((_("swap"), _free_text(known.get("SwapFree"), known["SwapTotal"])))
     if total is not None and total < known.get("MemTotal", total):
         sizes = {"limit_bytes": total, "machine_bytes": known["MemTotal"]}
-        seen.rows.append((_("limit of the container"), _("{limit_bytes} of the machine's {machine_bytes}", **sizes)))
+        result.rows.append((_("limit of the container"), _("{limit_bytes} of the machine's {machine_bytes}", **sizes)))
     if available is not None and available < _LEAST_HOST_BYTES:
         why = _("A checkpoint passes through host memory when it is loaded; the kernel may be killed then.")
         fix = _("Close other programs, or use fewer DataLoader workers.")
-        seen.findings.append(
-            Finding(_("Only {available_bytes} of host memory are free.", available_bytes=_size(available)), why, fix)
+        result.findings.append(
+            Finding(
+                _("Only {available_bytes} of host memory are free.", available_bytes=_size_text(available)), why, fix
+            )
         )
-    return seen
+    return result
 
 
-def probe_kills() -> Seen:
-    """Whether the kernel has killed processes here for lack of host memory."""
+def probe_kills() -> ProbeResult:
+    """Processes that the Linux kernel killed here for lack of host memory."""
     kills = host.num_oom_kills()
     if not kills:
-        return Seen()
+        return ProbeResult()
     what = ngettext(
         "The system has killed a process here for lack of host memory.",
         "The system has killed {count} processes here for lack of host memory.",
         kills,
     )
     why = _("A kernel that dies without a message has most likely been killed so; the GPU had no part in it.")
-    return Seen(findings=[Finding(what, why, _("Use fewer DataLoader workers, stream the data, or raise the limit."))])
+    return ProbeResult(
+        findings=[Finding(what, why, _("Use fewer DataLoader workers, stream the data, or raise the limit."))]
+    )
 
 
-def probe_shared_memory() -> Seen:
+def probe_shared_memory() -> ProbeResult:
     """``/dev/shm``, through which DataLoader workers pass batches."""
     size = host.shared_memory_bytes()
-    seen = Seen([(_("shared memory (/dev/shm)"), _size(size))] if size is not None else [])
+    result = ProbeResult([(_("shared memory (/dev/shm)"), _size_text(size))] if size is not None else [])
     if size is not None and size < _LEAST_SHARED_BYTES:
-        what = _("/dev/shm has only {size_bytes}.", size_bytes=_size(size))
+        what = _("/dev/shm has only {size_bytes}.", size_bytes=_size_text(size))
         fix = _("Use num_workers=0, or start the container with --shm-size=8g.")
-        seen.findings.append(Finding(what, _("DataLoader workers die with a bus error when it is full."), fix))
-    return seen
+        result.findings.append(Finding(what, _("DataLoader workers die with a bus error when it is full."), fix))
+    return result
 
 
-def probe_disk() -> Seen:
-    """The disk of the working folder."""
+def probe_disk() -> ProbeResult:
+    """Free space on the disk of the working folder."""
     free = host.disk_free_bytes()
-    seen = Seen([(_("disk, free"), _size(free))])
+    result = ProbeResult([(_("disk, free"), _size_text(free))])
     if free < _LEAST_DISK_BYTES:
-        what = _("Only {free_bytes} of disk are free.", free_bytes=_size(free))
+        what = _("Only {free_bytes} of disk are free.", free_bytes=_size_text(free))
         why = _("A checkpoint with AdamW's state takes three times the weights; a run may end when it saves one.")
-        seen.findings.append(Finding(what, why, _("Make room, or save less often (save_total_limit).")))
-    return seen
+        result.findings.append(Finding(what, why, _("Make room, or save less often (save_total_limit).")))
+    return result
 
 
-def _free_of(free: int | None, total: int | None) -> str:
-    return _("{free_bytes} free of {total_bytes}", free_bytes=_size(free), total_bytes=_size(total))
+def _free_text(free: int | None, total: int | None) -> str:
+    return _("{free_bytes} free of {total_bytes}", free_bytes=_size_text(free), total_bytes=_size_text(total))
 
 
-def _size(num_bytes: int | None) -> str:
+def _size_text(num_bytes: int | None) -> str:
     return _("not known") if num_bytes is None else format_bytes(num_bytes)
 
 
-def probe_settings(environment: Mapping[str, str] = os.environ) -> Seen:
-    """The variables that are set, and what is wrong with them."""
+def probe_settings(environment: Mapping[str, str] = os.environ) -> ProbeResult:
+    """Environment variables that change how torch uses memory, and what is wrong with them."""
     found = {name: environment[name] for name in SETTINGS if name in environment}
     version = tuple(map(int, torch.__version__.split(".")[:2]))
-    return Seen(list(found.items()), [*_about_allocator(found, version), *_about_others(found)])
+    return ProbeResult(list(found.items()), [*_allocator_findings(found, version), *_other_findings(found)])
 
 
-def _about_allocator(found: Mapping[str, str], version: tuple[int, ...]) -> Iterator[Finding]:
+def _allocator_findings(found: Mapping[str, str], version: tuple[int, ...]) -> Iterator[Finding]:
     why = _("The allocator's options decide how much memory is lost between tensors.")
     if _NEW in found and _OLD in found:
         yield Finding(_("Both {new} and {old} are set.", new=_NEW, old=_OLD), why, _("Keep one."))
-    if _NEW in found and version < _KNOWS_NEW:
+    if _NEW in found and version < _NEW_NAME_SINCE:
         yield Finding(
             _("torch {version} does not read {name}.", version=torch.__version__, name=_NEW),
             why,
@@ -168,14 +172,14 @@ def _about_allocator(found: Mapping[str, str], version: tuple[int, ...]) -> Iter
                 both,
                 _("Keep expandable_segments."),
             )
-        if not was_there_at_start(name):
+        if not was_set_at_start(name):
             late = _("It counts only if that was before torch first used the GPU.")
             yield Finding(
                 _("{name} was set after this kernel had started.", name=name), late, _("Set it in the first cell.")
             )
 
 
-def _about_others(found: Mapping[str, str]) -> Iterator[Finding]:
+def _other_findings(found: Mapping[str, str]) -> Iterator[Finding]:
     if found.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") not in ("", "0"):
         why = _("Every tensor is asked of the driver: slow, and torch's reserved memory means nothing.")
         yield Finding(_("{name} is set.", name="PYTORCH_NO_CUDA_MEMORY_CACHING"), why, _("Unset it."))
@@ -184,16 +188,16 @@ def _about_others(found: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(_("{name} is set.", name="CUDA_LAUNCH_BLOCKING=1"), why, _("Unset it when you do not debug."))
 
 
-def was_there_at_start(name: str) -> bool:
-    """Whether this process began with the variable; yes where that is not known."""
+def was_set_at_start(name: str) -> bool:
+    """Whether the variable was set when this process started; True if that is not known."""
     with suppress(OSError):
         variables = Path("/proc/self/environ").read_bytes().split(b"\0")
-        return any(one.startswith(name.encode() + b"=") for one in variables)
+        return any(variable.startswith(name.encode() + b"=") for variable in variables)
     return True
 
 
-_NAMES = ("transformers", "peft", "accelerate", "bitsandbytes")
-_SINCE = {"transformers": (5, 0), "bitsandbytes": (0, 46, 1)}
+_PACKAGES = ("transformers", "peft", "accelerate", "bitsandbytes")
+_OLD_BEFORE = {"transformers": (5, 0), "bitsandbytes": (0, 46, 1)}
 _WHY: Sentences = {
     "transformers": "from_pretrained loads float32 weights whatever the checkpoint has: twice the memory of 16 bits.",
     "bitsandbytes": "transformers refuses to make 4-bit layers with it, so QLoRA does not work.",
@@ -204,27 +208,27 @@ _FIX: Sentences = {
 }
 
 
-def probe_packages() -> Seen:
-    """What is installed, and versions known to take more memory or to refuse."""
-    seen = Seen()
-    for name in _NAMES:
+def probe_packages() -> ProbeResult:
+    """Installed libraries, and versions of them that take more memory or fail."""
+    result = ProbeResult()
+    for name in _PACKAGES:
         try:
             installed = version(name)
         except PackageNotFoundError:
             continue
-        seen.rows.append((name, installed))
-        if name in _SINCE and _numbers(installed) < _SINCE[name]:
-            values = {"name": name, "installed": installed, "since": _text(_SINCE[name])}
+        result.rows.append((name, installed))
+        if name in _OLD_BEFORE and _version_numbers(installed) < _OLD_BEFORE[name]:
+            values = {"name": name, "installed": installed, "since": _version_text(_OLD_BEFORE[name])}
             what = _("{name} {installed} is older than {since}.", **values)
-            seen.findings.append(Finding(what, translated(_WHY[name]), translated(_FIX[name])))
-    return seen
+            result.findings.append(Finding(what, translated(_WHY[name]), translated(_FIX[name])))
+    return result
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _version_numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", text)[:3]))
 
 
-def _text(numbers: tuple[int, ...]) -> str:
+def _version_text(numbers: tuple[int, ...]) -> str:
     return ".".join(map(str, numbers))
 
 
@@ -237,16 +241,16 @@ def torch_build() -> str:
     return "CPU only"
 
 
-def probe_torch() -> Seen:
+def probe_torch() -> ProbeResult:
     """Whether torch can use a GPU at all and, if not, why."""
     build = torch_build()
-    seen = Seen([("torch", f"{torch.__version__} ({build})")])
+    result = ProbeResult([("torch", f"{torch.__version__} ({build})")])
     if torch.accelerator.is_available():
-        return seen
+        return result
     cards = name_cards()
     if build == "CPU only" and (cards or has_driver()):
         name = cards[0] if cards else _("an NVIDIA card")
-        seen.findings.append(
+        result.findings.append(
             Finding(
                 _("torch is a CPU-only build beside {name}.", name=name),
                 _("It cannot use the card: training runs in host memory, and many times slower."),
@@ -258,52 +262,57 @@ def probe_torch() -> Seen:
         fix = _(
             "om.dry_run and om.sliders predict for any card; to train, take a GPU runtime and a CUDA build of torch."
         )
-        seen.findings.append(
+        result.findings.append(
             Finding(_("No GPU, and a CPU build of torch."), _("Nothing can be trained on a GPU here."), fix)
         )
     else:
         fix = _("Check the driver (nvidia-smi), CUDA_VISIBLE_DEVICES, or choose a GPU runtime.")
-        seen.findings.append(
+        result.findings.append(
             Finding(
-                _("torch sees no GPU: {reason}", reason=_why_none()), _("Training would run on the CPU."), fix, "bad"
+                _("torch sees no GPU: {reason}", reason=_no_gpu_reason()),
+                _("Training would run on the CPU."),
+                fix,
+                "bad",
             )
         )
-    return seen
+    return result
 
 
-def probe_card(card: Card, reading: CardReading) -> Seen:
-    """One card and who is on it."""
+def probe_card(card: Card, reading: CardReading) -> ProbeResult:
+    """One card: its memory, state, settings, and other processes on it."""
     name = f"GPU {card.index}"
     device = card.device
     sizes = {"total_bytes": device.total_bytes, "free_bytes": card.free_bytes}
-    seen = Seen([(name, _("{name}, {free_bytes} free of {total_bytes}", name=device.name, **sizes))])
+    result = ProbeResult([(name, _("{name}, {free_bytes} free of {total_bytes}", name=device.name, **sizes))])
     if device.capability is not None:
-        seen.rows.append((_("{name}, compute capability", name=name), "{}.{}".format(*device.capability)))
-    seen.rows += [(f"{name}, {what}", value) for what, value in _state(reading)]
-    seen.findings += _findings(name, card, reading)
-    return seen
+        result.rows.append((_("{name}, compute capability", name=name), "{}.{}".format(*device.capability)))
+    result.rows += [(f"{name}, {what}", value) for what, value in _card_rows(reading)]
+    result.findings += _card_findings(name, card, reading)
+    return result
 
 
-def probe_order(cards: tuple[Card, ...]) -> Seen:
+def probe_order(cards: tuple[Card, ...]) -> ProbeResult:
     """Whether torch numbers the cards as nvidia-smi does."""
     numbers = [driver_reading(card.index).number for card in cards]
     others = [(card, number) for card, number in zip(cards, numbers, strict=True) if number not in (card.index, None)]
-    seen = Seen([(_("GPU {index}, in nvidia-smi", index=card.index), f"GPU {number}") for card, number in others])
-    wished = [one.strip() for one in os.environ.get(_VISIBLE, "").split(",") if one.strip()]
-    if 0 < len(cards) < len(wished):
-        values = {"variable": _VISIBLE, "named": len(wished), "seen": len(cards)}
+    result = ProbeResult(
+        [(_("GPU {index}, in nvidia-smi", index=card.index), f"GPU {number}") for card, number in others]
+    )
+    requested = [name.strip() for name in os.environ.get(_VISIBLE, "").split(",") if name.strip()]
+    if 0 < len(cards) < len(requested):
+        values = {"variable": _VISIBLE, "named": len(requested), "seen": len(cards)}
         what = _("{variable} names {named} GPUs; torch sees {seen}.", **values)
         why = _("CUDA goes no further than the first entry that is none of its GPUs.")
-        seen.findings.append(Finding(what, why, _("nvidia-smi -L lists their numbers and UUIDs.")))
-    named = wished if wished else [str(card.index) for card in cards]
-    for card, number, name in zip(cards, numbers, named, strict=False):
+        result.findings.append(Finding(what, why, _("nvidia-smi -L lists their numbers and UUIDs.")))
+    names = requested or [str(card.index) for card in cards]
+    for card, number, name in zip(cards, numbers, names, strict=False):
         if number is not None and name.isdigit() and int(name) != number:
-            seen.findings.append(_other_number(card, number, name))
+            result.findings.append(_order_finding(card, number, name))
             break
-    return seen
+    return result
 
 
-def _other_number(card: Card, number: int, name: str) -> Finding:
+def _order_finding(card: Card, number: int, name: str) -> Finding:
     return Finding(
         _(
             "torch's GPU {index} ({card}) is nvidia-smi's GPU {number}, not {name}.",
@@ -317,16 +326,18 @@ def _other_number(card: Card, number: int, name: str) -> Finding:
     )
 
 
-def probe_fallback() -> Seen:
-    """Windows moves GPU memory to the host instead of failing."""
+def probe_fallback() -> ProbeResult:
+    """Windows' driver, which moves GPU memory to the host instead of failing."""
     if notebook_platform() not in ("Windows", "WSL"):
-        return Seen()
+        return ProbeResult()
     fix = _('In the NVIDIA Control Panel set "CUDA - Sysmem Fallback Policy" to "Prefer No Sysmem Fallback".')
     why = _("A run that does not fit gets many times slower instead of failing with a message.")
-    return Seen(findings=[Finding(_("The Windows driver moves GPU memory to host memory when it is full."), why, fix)])
+    return ProbeResult(
+        findings=[Finding(_("The Windows driver moves GPU memory to host memory when it is full."), why, fix)]
+    )
 
 
-def _state(reading: CardReading) -> Iterator[tuple[str, str]]:
+def _card_rows(reading: CardReading) -> Iterator[tuple[str, str]]:
     if reading.driver_version:
         yield _("driver"), reading.driver_version
     if reading.temperature is not None:
@@ -339,7 +350,7 @@ def _state(reading: CardReading) -> Iterator[tuple[str, str]]:
         yield "MIG", _("on: the memory is that of one instance")
 
 
-def _findings(name: str, card: Card, reading: CardReading) -> Iterator[Finding]:
+def _card_findings(name: str, card: Card, reading: CardReading) -> Iterator[Finding]:
     hidden = _hidden_bytes(card, reading)
     if card.device.other_bytes - hidden > _NOTICEABLE_BYTES:
         others = card.device.other_bytes - hidden
@@ -362,11 +373,11 @@ def _findings(name: str, card: Card, reading: CardReading) -> Iterator[Finding]:
             _("A container sees its own processes only; what others hold is not free all the same."),
             _("Look at nvidia-smi on the host."),
         )
-    if reading.has_ecc and card.device.capability not in _WITH_HBM:
+    if reading.has_ecc and card.device.capability not in _HBM_CAPABILITIES:
         why = _("On cards without HBM the codes are kept in the memory itself and take up to 6 % of it.")
         fix = _("nvidia-smi -e 0 and a restart give it back; errors of the memory then pass unnoticed.")
         yield Finding(_("{name} keeps error-correcting codes (ECC) in its memory.", name=name), why, fix)
-    if reading.temperature is not None and reading.temperature >= _HOT:
+    if reading.temperature is not None and reading.temperature >= _HOT_CELSIUS:
         why = _("The card slows down; a machine may switch off under load, which looks like a crash for memory.")
         yield Finding(
             _("{name} has {temperature} °C.", name=name, temperature=reading.temperature),
@@ -376,7 +387,7 @@ def _findings(name: str, card: Card, reading: CardReading) -> Iterator[Finding]:
 
 
 def _hidden_bytes(card: Card, reading: CardReading) -> int:
-    """What processes hold that the driver does not list; 0 where it lists some without their sizes (Windows, WSL)."""
+    """Memory in use by processes that the driver does not list; 0 where it lists some without sizes (Windows, WSL)."""
     if reading.used_bytes is None or any(process.num_bytes is None for process in reading.processes):
         return 0
     hidden = reading.used_bytes - sum(process.num_bytes or 0 for process in reading.processes)
@@ -387,19 +398,16 @@ def _hidden_bytes(card: Card, reading: CardReading) -> int:
 
 def has_driver() -> bool:
     """Whether NVIDIA's driver or its tool is installed."""
-    """Whether NVIDIA's driver or its tool is installed."""
-    """Whether NVIDIA's driver or its tool is installed."""
-    """Whether NVIDIA's driver or its tool is installed."""
     cards = Path("/proc/driver/nvidia/gpus")
     return (cards.is_dir() and any(cards.iterdir())) or shutil.which("nvidia-smi") is not None
 
 
-def _why_none() -> str:
+def _no_gpu_reason() -> str:
     visible = os.environ.get(_VISIBLE)
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except Exception as error:  # whatever torch says
-        if visible is not None and (visible in ("", "-1") or _NONE_LEFT in str(error)):
+        if visible is not None and (visible in ("", "-1") or _NO_GPU_MESSAGE in str(error)):
             return _('{variable}="{value}" hides all.', variable=_VISIBLE, value=visible)
         return first_line(error) or _("no reason given.")
     return _("no reason given.")

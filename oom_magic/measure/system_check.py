@@ -14,7 +14,7 @@ from oom_magic.language import _
 from oom_magic.measure.device.cards import Card, driver_reading, read_cards
 from oom_magic.measure.probes import (
     Finding,
-    Seen,
+    ProbeResult,
     probe_card,
     probe_disk,
     probe_fallback,
@@ -30,12 +30,12 @@ from oom_magic.measure.probes import (
 )
 from oom_magic.results import Result
 
-_Probe = tuple[str, Callable[[], Seen]]
+_Probe = tuple[str, Callable[[], ProbeResult]]
 
 
 @dataclass(frozen=True, repr=False)
 class SystemCheck(Result):
-    """Facts as text, cards, and findings, the worst first. ``failed``: probes that raised, and why."""
+    """Facts as rows of label and value, cards, findings (worst first), and ``failed`` probes with their errors."""
 
     facts: tuple[tuple[str, str], ...]
     cards: tuple[Card, ...]
@@ -50,17 +50,17 @@ class SystemCheck(Result):
 
 
 def check_system() -> SystemCheck:
-    """Look at the machine, the GPUs, the driver, torch and its settings; takes well under a second."""
+    """Check the machine, the GPUs, the driver, torch and its settings; takes well under a second."""
     failed: list[tuple[str, str]] = []
     cards: tuple[Card, ...] = ()
     try:
         cards = read_cards()
     except Exception as error:  # a GPU may fall off the bus at any moment
         failed.append((_("the cards"), describe_error(error)))
-    seen = [_looked(name, probe, failed) for name, probe in _probes(cards)]
-    findings = [finding for one in seen for finding in one.findings]
+    results = [_run_probe(name, probe, failed) for name, probe in _probes(cards)]
+    findings = [finding for result in results for finding in result.findings]
     return SystemCheck(
-        facts=tuple(row for one in seen for row in one.rows),
+        facts=tuple(row for result in results for row in result.rows),
         cards=cards,
         findings=tuple(sorted(findings, key=lambda finding: finding.tone)),
         failed=tuple(failed),
@@ -84,14 +84,14 @@ def _probes(cards: tuple[Card, ...]) -> Iterable[_Probe]:
     yield _("packages"), probe_packages
 
 
-def _probe_card(card: Card) -> Seen:
+def _probe_card(card: Card) -> ProbeResult:
     return probe_card(card, driver_reading(card.index))
 
 
-def _looked(name: str, probe: Callable[[], Seen], failed: list[tuple[str, str]]) -> Seen:
-    """What a probe saw; if it fails, nothing, with the reason in ``failed``, so that the other probes still run."""
+def _run_probe(name: str, probe: Callable[[], ProbeResult], failed: list[tuple[str, str]]) -> ProbeResult:
+    """A probe's result. If it raises, the error is added to ``failed``, so that the other probes still run."""
     try:
         return probe()
     except Exception as error:
         failed.append((name, describe_error(error)))
-        return Seen()
+        return ProbeResult()

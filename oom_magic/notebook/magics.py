@@ -18,8 +18,8 @@ from oom_magic.notebook.cells.hints import FailureWatch
 from oom_magic.notebook.cells.running import around_cells, compile_cell
 from oom_magic.notebook.monitor import Monitor, can_update
 from oom_magic.notebook.options import (
+    check_top,
     checked,
-    checked_top,
     dry_run_arguments,
     explanation_arguments,
     parse_line,
@@ -33,17 +33,16 @@ from oom_magic.predict.setups.models import list_models
 from oom_magic.units import format_bytes
 
 
-def cards_listed(words: str = "") -> str:
-    """Every card with its memory, by generation; only those whose names contain the words, if any do."""
+def gpu_table(words: str = "") -> str:
+    """Every card with its memory, by generation; only those whose name contains ``words``, if there are any."""
     cards = sorted(list_gpus(), key=lambda card: (card.capability, card.total_bytes, card.name))
     cards = [card for card in cards if _has_words(card.name, words)] or cards
     width = max(len(card.name) for card in cards)
     return "\n".join(f"{card.name:<{width}}  {format_bytes(card.total_bytes):>10}" for card in cards)
 
 
-def models_listed(words: str = "") -> str:
-    """Every preset with its number of parameters and its name on the hub; only those that contain the words, if any
-    do."""
+def model_table(words: str = "") -> str:
+    """Every preset with its number of parameters and name on the hub; only those with ``words``, if there are any."""
     known = list_models()
     models = [model for model in known if _has_words(f"{model.name} {model.hub_id}", words)] or known
     width = max(len(model.name) for model in models)
@@ -63,7 +62,7 @@ class OOMMagics(Magics):
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
         self.runner = CellRunner(shell)
-        self.levels = LevelWatch(self.runner)
+        self.levels = AllocationWatch(self.runner)
         self.failures = FailureWatch(shell, self.runner)
         self.monitor: Monitor | None = None
 
@@ -97,7 +96,7 @@ class OOMMagics(Magics):
         __tracebackhide__ = True
         options, statement = parse_options(self.gpumem, line, is_statement=True)
         if options.list_gpus:
-            print(cards_listed(statement))
+            print(gpu_table(statement))
             return None
         card = CardOptions.parse(options.gpu, options.memory, options.num_gpus, options.num_processes, options.rank)
         stop_after_steps = checked("--steps", gpumem.parse_steps, options.steps)
@@ -121,7 +120,7 @@ class OOMMagics(Magics):
             raise UsageError(
                 _("%%gpumem takes options only; {statement!r} belongs into the cell.", statement=statement)
             )
-        checked_top(options)
+        check_top(options)
         if options.output is not None and not options.output.isidentifier():
             raise UsageError(_("-o: {output!r} is not a name for a variable.", output=options.output))
 
@@ -196,7 +195,7 @@ class OOMMagics(Magics):
         wishes = {"names": options.names, "out": options.out, "dry_run": options.dry_run}
         with OneLineErrors("other"):  # it may load PyTorch
             from oom_magic.notebook.cells.releasing import release_in
-        released = release_in(self.shell, self.runner, usual=self.levels.before_failure, **wishes)
+        released = release_in(self.shell, self.runner, allocated_before=self.levels.before_failure, **wishes)
         if not options.dry_run:
             self.failures.forget_held()
         return released
@@ -226,7 +225,7 @@ class OOMMagics(Magics):
         """
         options = parse_line(self.oom_doctor, line)
         if options.no_cache:
-            keep_nothing_on_disk()
+            disable_store()
         card = self.runner.card
         with OneLineErrors("other"):
             from oom_magic.explain.doctor import TYPICAL_MODELS, doctor
@@ -257,7 +256,7 @@ class OOMMagics(Magics):
         if options.every < 0.1:
             raise UsageError(_("--every: {every} seconds is too often; use 0.1 or more.", every=options.every))
         with OneLineErrors("other"):  # it may load PyTorch
-            device = _watched(options.device)
+            device = _device_to_watch(options.device)
         self.monitor = Monitor(device, options.every, can_update(self.shell))
         self.monitor.start()
 
@@ -274,9 +273,9 @@ class OOMMagics(Magics):
         """
         options, rest = parse_options(self.oom_sliders, line)
         if options.no_cache:
-            keep_nothing_on_disk()
+            disable_store()
         if options.list_models:
-            print(models_listed(rest))
+            print(model_table(rest))
             return None
         with OneLineErrors("other"):
             from oom_magic.notebook.sliders.magic import sliders_from
@@ -290,8 +289,8 @@ class OOMMagics(Magics):
             self.monitor = None
 
 
-def keep_nothing_on_disk() -> None:
-    """From now on this process neither reads nor keeps results."""
+def disable_store() -> None:
+    """From now on this process neither reads nor writes results on disk."""
     from oom_magic.predict.sizing import store
 
     store.is_on = False
@@ -304,8 +303,8 @@ def has_gpu() -> bool:
     return is_available()
 
 
-def _watched(device: int | None) -> int | None:
-    """The device asked for, else the current one; None where there is none."""
+def _device_to_watch(device: int | None) -> int | None:
+    """The device that ``--device`` names, else the current one; None without a GPU. Raises UsageError."""
     from oom_magic.measure.device.cards import default_device
 
     if not has_gpu():
@@ -315,10 +314,10 @@ def _watched(device: int | None) -> int | None:
     return default_device() if device is None else device
 
 
-class LevelWatch:
-    """Notes what is allocated before each cell.
+class AllocationWatch:
+    """Notes what is allocated before each cell; ``before_failure`` is that of the last cell that failed.
 
-    ``before_failure`` is that of the last cell that failed, in bytes by device.
+    Bytes by device.
     """
 
     def __init__(self, runner: CellRunner) -> None:
@@ -328,7 +327,7 @@ class LevelWatch:
 
     @around_cells
     def before_cell(self, _: ExecutionInfo) -> None:
-        """IPython's ``pre_run_cell``."""
+        """IPython's ``pre_run_cell``: note what is allocated."""
         self._now = {}
         if "torch" in sys.modules:
             from oom_magic.notebook.cells.releasing import allocated_now
@@ -337,7 +336,7 @@ class LevelWatch:
 
     @around_cells
     def after_cell(self, result: ExecutionResult) -> None:
-        """IPython's ``post_run_cell``."""
+        """IPython's ``post_run_cell``: keep what was noted if the cell failed."""
         self._runner.after_cell(result)
         if not result.success:
             self.before_failure = self._now

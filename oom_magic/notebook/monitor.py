@@ -1,4 +1,4 @@
-"""The live monitor: a device's memory under its cell, updated while other cells run."""
+"""``%gpumem_watch``: a device's memory, shown under the cell and updated while other cells run."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from oom_magic.views.blocks import Block, Description, Fact, Facts, Part, Parts,
 if TYPE_CHECKING:
     from oom_magic.measure.device.cards import MemorySample
 
-_NUM_LOOKS = 120  # samples that the sparkline shows at most
+_NUM_SAMPLES = 120  # samples that the sparkline shows at most
 _WIDTH = 60  # characters of the sparkline
 _LEVELS = "▁▂▃▄▅▆▇█"
-_PATIENCE = 5.0  # seconds that stopping waits for the thread
+_JOIN_SECONDS = 5.0  # seconds that stopping waits for the thread
 
 
 class Monitor:
@@ -45,11 +45,11 @@ class Monitor:
         from oom_magic.measure.device.cards import open_sampler, sample_host
 
         stack = ExitStack()
-        name, look = _("This machine"), sample_host
+        name, sample = _("This machine"), sample_host
         if self._device is not None:
-            name, look = stack.enter_context(open_sampler(self._device))
+            name, sample = stack.enter_context(open_sampler(self._device))
         self._record = Record(name, is_host=self._device is None)
-        self._record.add(look())
+        self._record.add(sample())
         handle = display(self._record.describe(), display_id=True)
         if not self._can_update:
             print(
@@ -59,21 +59,21 @@ class Monitor:
                     danger=DANGER_SHARE,
                 )
             )
-        self._thread = Thread(target=self._watch, args=(look, handle, stack), name="gpumem_watch", daemon=True)
+        self._thread = Thread(target=self._watch, args=(sample, handle, stack), name="gpumem_watch", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave the output as it is; the thread has ended afterwards, and its handles are closed."""
+        """End the thread and close its handles; the output stays as it is."""
         self._stopped.set()
         if self._thread is not None:
-            self._thread.join(_PATIENCE)
+            self._thread.join(_JOIN_SECONDS)
             self._thread = None
 
-    def _watch(self, look: Callable[[], MemorySample], handle: Any, stack: ExitStack) -> None:
+    def _watch(self, sample: Callable[[], MemorySample], handle: Any, stack: ExitStack) -> None:
         with stack:
             while not self._stopped.wait(self._every_seconds):
                 try:
-                    has_passed = self._record.add(look())
+                    has_passed = self._record.add(sample())
                 except Exception as error:  # of a device that is lost, PyTorch's own calls fail too
                     has_passed = self._record.end(describe_error(error))
                     self._stopped.set()
@@ -87,30 +87,30 @@ class Record:
     def __init__(self, name: str = "", is_host: bool = False) -> None:
         self._name = name
         self._is_host = is_host
-        self._looks: deque[MemorySample] = deque(maxlen=_NUM_LOOKS)
+        self._samples: deque[MemorySample] = deque(maxlen=_NUM_SAMPLES)
         self._peak_used = 0
         self._peak_allocated = 0
         self._passed_at = ""
         self._ended_with = ""
 
-    def add(self, look: MemorySample) -> bool:
+    def add(self, sample: MemorySample) -> bool:
         """Add a sample; returns whether the device passed 90 % for the first time."""
-        self._looks.append(look)
-        self._peak_used = max(self._peak_used, look.used_bytes)
-        self._peak_allocated = max(self._peak_allocated, look.allocated_bytes)
-        if self._passed_at or look.used_fraction <= DANGER_SHARE:
+        self._samples.append(sample)
+        self._peak_used = max(self._peak_used, sample.used_bytes)
+        self._peak_allocated = max(self._peak_allocated, sample.allocated_bytes)
+        if self._passed_at or sample.used_fraction <= DANGER_SHARE:
             return False
         self._passed_at = time.strftime("%H:%M:%S")
         return True
 
     def end(self, reason: str) -> bool:
-        """Note why sampling ended; like passing 90 %, it is shown."""
+        """Note why sampling ended. Returns True: like passing 90 %, it is shown in any case."""
         self._ended_with = reason
         return True
 
     def describe(self) -> Description:
-        """The memory in parts that add up to the capacity, its peaks, and its course."""
-        look = self._looks[-1]
+        """The memory in parts that add up to the capacity, its peaks, and a sparkline."""
+        sample = self._samples[-1]
         blocks: list[Block] = []
         if self._is_host:
             blocks.append(Sentence(_("There is no CUDA device here; this is the host's memory.")))
@@ -119,26 +119,26 @@ class Record:
                 "Passed {danger:.0%} at {time}: the next peak may not fit.", danger=DANGER_SHARE, time=self._passed_at
             )
             blocks.append(Sentence(text, "warning"))
-        blocks.append(Parts("", self._parts(look), _("capacity"), look.total_bytes, (TIGHT_SHARE, DANGER_SHARE)))
+        blocks.append(Parts("", self._parts(sample), _("capacity"), sample.total_bytes, (TIGHT_SHARE, DANGER_SHARE)))
         facts = [Fact(_("peak in use"), self._peak_used)]
         facts += [] if self._is_host else [Fact(_("peak allocated"), self._peak_allocated)]
-        blocks += [Facts(tuple(facts)), Sentence(f"{_('in use lately')}  {_sparkline(self._looks)}")]
+        blocks += [Facts(tuple(facts)), Sentence(f"{_('in use lately')}  {_sparkline(self._samples)}")]
         if self._ended_with:
             text = _("The monitor ended, this is its last look: {reason}.", reason=self._ended_with)
             blocks.insert(0, Sentence(text, "bad"))
-        if look.problem:
-            blocks.append(Sentence(_("Other processes are not known: {problem}.", problem=look.problem), "quiet"))
+        if sample.problem:
+            blocks.append(Sentence(_("Other processes are not known: {problem}.", problem=sample.problem), "quiet"))
         return Description(_("{name} now", name=self._name), tuple(blocks))
 
-    def _parts(self, look: MemorySample) -> tuple[Part, ...]:
-        free = Part(_("free"), max(look.total_bytes - look.used_bytes, 0), "free")
+    def _parts(self, sample: MemorySample) -> tuple[Part, ...]:
+        free = Part(_("free"), max(sample.total_bytes - sample.used_bytes, 0), "free")
         if self._is_host:
-            return Part(_("in use"), look.used_bytes, "other"), free
+            return Part(_("in use"), sample.used_bytes, "other"), free
         return (
-            Part(_("allocated"), look.allocated_bytes, "parameter"),
-            Part(_("reserved beyond it"), look.reserved_bytes - look.allocated_bytes, "cached"),
-            Part(_("this process, outside PyTorch"), look.outside_bytes, "outside"),
-            Part(_("other processes"), look.other_bytes, "other"),
+            Part(_("allocated"), sample.allocated_bytes, "parameter"),
+            Part(_("reserved beyond it"), sample.reserved_bytes - sample.allocated_bytes, "cached"),
+            Part(_("this process, outside PyTorch"), sample.outside_bytes, "outside"),
+            Part(_("other processes"), sample.other_bytes, "other"),
             free,
         )
 
@@ -149,9 +149,9 @@ def can_update(shell: Any) -> bool:
     return terminal is None or not isinstance(shell, terminal.TerminalInteractiveShell)
 
 
-def _sparkline(looks: deque[MemorySample]) -> str:
-    """The share in use over the last samples; neighbours are merged to their maximum where there are too many."""
-    shares = [look.used_fraction for look in looks]
+def _sparkline(samples: deque[MemorySample]) -> str:
+    """The share in use over the last samples; neighbours are merged to their maximum if there are too many."""
+    shares = [sample.used_fraction for sample in samples]
     step = -(-len(shares) // _WIDTH)
     highest = [max(shares[at : at + step]) for at in range(0, len(shares), step)]
     return "".join(_LEVELS[min(int(share * len(_LEVELS)), len(_LEVELS) - 1)] for share in highest)

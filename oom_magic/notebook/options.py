@@ -1,4 +1,4 @@
-"""Options that describe a training run: ``--model roberta-base --batch 4 --seq 1024 --precision fp16 ...``."""
+"""The options of the magics and commands: how a line is split and checked, and what each option means."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def unquoted(text: str) -> str:
 
 
 def parse_options(magic: Any, line: str, *, is_statement: bool = False) -> tuple[Any, str]:
-    """The options of a magic's line, and what stands beside them. A UsageError says what is allowed.
+    """The options of a magic's line, and the rest of the line. Raises UsageError with the usage.
 
-    A statement of Python stands behind the options; anything else may stand before them, too.
+    A Python statement (``is_statement``) comes after the options; any other text may come before them, too.
     """
     parser: MagicArgumentParser = magic.parser
     parser.allow_abbrev = False  # --of is no --off
@@ -45,19 +45,19 @@ def parse_options(magic: Any, line: str, *, is_statement: bool = False) -> tuple
         return parse_argstring(magic, options), rest
     except UsageError as error:
         usage = parser.format_usage().replace("::\n\n", "").strip()
-        raise UsageError(f"{_in_words(str(error))}\n{usage}") from None
+        raise UsageError(f"{_translated_error(str(error))}\n{usage}") from None
 
 
 def parse_line(magic: Any, line: str) -> Any:
-    """The options of a magic that takes nothing else. A UsageError says what is allowed."""
+    """The options of a magic that takes nothing else. Raises UsageError."""
     try:
         return parse_argstring(magic, with_cards_quoted(line))
     except UsageError as error:
-        raise UsageError(_in_words(str(error))) from None
+        raise UsageError(_translated_error(str(error))) from None
 
 
 # argparse's messages (Lib/argparse.py); Python ships no translations of them.
-_MISTAKES: Sentences = {
+_ARGPARSE_ERRORS: Sentences = {
     "unrecognized": "unrecognized arguments: {given}",
     "no_value": "argument {name}: expected one argument",
     "no_values": "argument {name}: expected at least one argument",
@@ -68,49 +68,49 @@ _MISTAKES: Sentences = {
 }
 
 
-def _in_words(mistake: str) -> str:
+def _translated_error(message: str) -> str:
     """argparse's message in the chosen language."""
-    for sentence in _MISTAKES.values():
+    for sentence in _ARGPARSE_ERRORS.values():
         pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+)", re.escape(str(sentence)))
-        if found := re.fullmatch(pattern, mistake):
+        if found := re.fullmatch(pattern, message):
             return translated(sentence, **found.groupdict())
-    return mistake
+    return message
 
 
-_OF_HELP: Sentences = {
+_ARGPARSE_HELP: Sentences = {
     "positional arguments": "positional arguments",
     "options": "options",
     "show this help message and exit": "show this help message and exit",
 }
 
 
-class _CommandHelp(argparse.HelpFormatter):
-    """The help of a command in the chosen language."""
+class _TranslatedHelp(argparse.HelpFormatter):
+    """A command's help, translated."""
 
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
         super().add_usage(usage, actions, groups, _("usage: ") if prefix is None else prefix)
 
     def start_section(self, heading: str | None) -> None:
-        super().start_section(translated(_OF_HELP[heading]) if heading and heading in _OF_HELP else heading)
+        super().start_section(translated(_ARGPARSE_HELP[heading]) if heading and heading in _ARGPARSE_HELP else heading)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return translated(_OF_HELP[action.help]) if action.help and action.help in _OF_HELP else action.help
+        return translated(_ARGPARSE_HELP[action.help]) if action.help and action.help in _ARGPARSE_HELP else action.help
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A command's options; its help and the mistakes it finds are in the chosen language."""
+    """An ArgumentParser whose help and errors are translated."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(formatter_class=_CommandHelp, **settings)
+        super().__init__(formatter_class=_TranslatedHelp, **settings)
 
     def error(self, message: str) -> NoReturn:
-        """Print how the command is used and the mistake, and end with exit code 2."""
+        """Print the usage and the error, and exit with code 2."""
         self.print_usage(sys.stderr)
-        self.exit(2, f"{self.prog}: {_in_words(message)}\n")
+        self.exit(2, f"{self.prog}: {_translated_error(message)}\n")
 
 
 def with_cards_quoted(line: str) -> str:
-    """The line with quotes around the card behind ``--gpu`` where its name is several words: ``--gpu RTX 3060``."""
+    """The line with quotes around a card's name of several words: ``--gpu RTX 3060`` as ``--gpu "RTX 3060"``."""
     option = re.search(r"(?:^|\s)--gpu[ =]+(?=[^\s\"'-])", line)
     if option is None:
         return line
@@ -124,7 +124,7 @@ def with_cards_quoted(line: str) -> str:
 
 
 def checked(option: str, parse: Callable[[str], Value], text: str) -> Value:
-    """``parse(text)``; a ValueError, which names the value and the fix, becomes a UsageError."""
+    """``parse(text)``, whose ValueError is raised as a UsageError about ``option``."""
     try:
         return parse(text)
     except ValueError as error:
@@ -132,7 +132,7 @@ def checked(option: str, parse: Callable[[str], Value], text: str) -> Value:
 
 
 def _split(parser: MagicArgumentParser, line: str) -> tuple[str, str]:
-    """The options with their values, and the rest of the line as it is written."""
+    """The options at the start of a line with their values, and the rest of the line unchanged."""
     options, end = [], 0
     while (token := _TOKEN.match(line, end)) is not None and token[1].startswith("-"):
         end = token.end()
@@ -146,8 +146,8 @@ def _split(parser: MagicArgumentParser, line: str) -> tuple[str, str]:
     return " ".join(options), line[end:].strip()
 
 
-# Option, the field of TrainingSetup, what it is.
-_WORDS = (
+# Options that describe a training run: name, field of TrainingSetup, help.
+_TEXT_OPTIONS = (
     ("model", "model", _('The model: a preset such as roberta-base, or a folder with "config.json".')),
     ("precision", "precision", _("fp32, bf16, fp16 (weights) or amp-bf16, amp-fp16 (autocast).")),
     ("method", "method", _("full, lora or qlora.")),
@@ -157,17 +157,17 @@ _WORDS = (
     ("gpu", "gpu", _('The card, such as "RTX 3080" (default: one of the size that the message names).')),
     ("memory", "memory", _("Its memory, if not the catalogue's: 10GiB.")),
 )
-_NUMBERS = (
+_NUMBER_OPTIONS = (
     ("batch", "microbatch_size", _("Sequences per forward.")),
     ("seq", "seq_len", _("Tokens per sequence.")),
     ("target-seq", "target_seq_len", _("Tokens per target sequence, for encoder-decoder models.")),
     ("rank", "rank", _("Rank of LoRA.")),
     ("accumulation", "gradient_accumulation_steps", _("Forwards per optimizer step.")),
 )
-_SIMILAR = 0.02  # cards of one size differ by less
+_SIZE_TOLERANCE = 0.02  # cards of one size differ by less
 
 
-_OF_DRY_RUNS = (
+_DRY_RUN_OPTIONS = (
     argument("--gpu", type=unquoted, help=_('The pretend GPU, such as "RTX 3060" or "2x T4".')),
     argument(
         "--num-processes", type=int, metavar="N", help=_("Follow one of N processes that torchrun starts; a card each.")
@@ -193,28 +193,28 @@ _OF_DRY_RUNS = (
 
 def dry_run_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: the options of a dry run and of its report."""
-    for one in reversed(_OF_DRY_RUNS):
-        magic = one(magic)
+    for option in reversed(_DRY_RUN_OPTIONS):
+        magic = option(magic)
     return magic
 
 
-def parser_with(arguments: Callable[..., Any]) -> MagicArgumentParser:
-    """A parser of the options that this decorator adds to a magic, for a command."""
+def make_parser(arguments: Callable[..., Any]) -> MagicArgumentParser:
+    """A parser, for a command, of the options that this decorator adds to a magic."""
     parser: MagicArgumentParser = construct_parser(arguments(lambda: None))
     return parser
 
 
-def checked_top(options: Any) -> None:
-    """A UsageError where ``--top`` lists nothing."""
+def check_top(options: Any) -> None:
+    """Raise UsageError if ``--top`` is less than 1."""
     if options.top < 1:
         raise UsageError(_("--top: {top} lines cannot be listed; use 1 or more.", top=options.top))
 
 
 def explanation_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: the options of an explanation, with those of ``setup_from``."""
-    for name, field, text in reversed(_WORDS):
+    for name, field, text in reversed(_TEXT_OPTIONS):
         magic = argument(f"--{name}", dest=field, type=unquoted, help=text)(magic)
-    for name, field, text in reversed(_NUMBERS):
+    for name, field, text in reversed(_NUMBER_OPTIONS):
         magic = argument(f"--{name}", dest=field, type=int, help=text)(magic)
     for one in (
         argument("--checkpointing", action="store_true", help=_("With activation checkpointing.")),
@@ -227,7 +227,7 @@ def explanation_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:
 
 def slider_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: the options of ``%oom_sliders``."""
-    for name, text in reversed(_OF_SLIDERS):
+    for name, text in reversed(_SLIDER_OPTIONS):
         magic = argument(f"--{name}", type=unquoted, help=text)(magic)
     counted = argument("--accumulation", type=int, default=1, help=_("Microbatches per optimizer step (default: 1)."))
     switches = {
@@ -251,7 +251,7 @@ def slider_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:
     return decorated
 
 
-_OF_SLIDERS = (
+_SLIDER_OPTIONS = (
     ("model", _("A preset such as qwen2.5-7b, or a folder with config.json.")),
     ("method", _("full, lora or qlora (default: full).")),
     ("gpu", _('The card to start with, such as "RTX 3060".')),
@@ -268,9 +268,9 @@ _OF_SLIDERS = (
 def setup_from(options: Any, failure: Failure | None) -> TrainingSetup | None:
     """The run that the options describe, on the card of the failure unless they name one; None without a model.
 
-    A UsageError says what is wrong with them.
+    Raises UsageError for options that contradict each other.
     """
-    given = {field: getattr(options, field) for _option, field, _help in (*_WORDS, *_NUMBERS)}
+    given = {field: getattr(options, field) for _option, field, _help in (*_TEXT_OPTIONS, *_NUMBER_OPTIONS)}
     given = {field: value for field, value in given.items() if value is not None}
     if "model" not in given:
         if given or options.checkpointing:
@@ -280,7 +280,7 @@ def setup_from(options: Any, failure: Failure | None) -> TrainingSetup | None:
 
     if failure is not None and failure.total_bytes and not {"gpu", "memory"} & set(given):
         given.update(_card_of(failure.total_bytes))
-    given["model"] = _long_enough(given["model"], given.get("seq_len", 0))
+    given["model"] = _with_positions_for(given["model"], given.get("seq_len", 0))
     try:
         return TrainingSetup(activation_checkpointing=options.checkpointing, **given)
     except ValueError as error:
@@ -288,19 +288,19 @@ def setup_from(options: Any, failure: Failure | None) -> TrainingSetup | None:
 
 
 def _card_of(total_bytes: int) -> dict[str, Any]:
-    """The catalogue's card of about this size, with exactly this memory."""
+    """The fields of TrainingSetup for a card with exactly this memory, named after a similar one."""
     card = similar_card(total_bytes)
     return {"memory": total_bytes} | ({} if card is None else {"gpu": card.name})
 
 
 def similar_card(total_bytes: int) -> GPU | None:
-    """The card of the catalogue whose memory is nearest, if it is about this."""
-    card = min(list_gpus(), key=lambda one: abs(one.total_bytes - total_bytes))
-    return card if abs(card.total_bytes - total_bytes) <= _SIMILAR * total_bytes else None
+    """The card of the catalogue with the nearest size of memory, if it differs by less than ``_SIZE_TOLERANCE``."""
+    card = min(list_gpus(), key=lambda card: abs(card.total_bytes - total_bytes))
+    return card if abs(card.total_bytes - total_bytes) <= _SIZE_TOLERANCE * total_bytes else None
 
 
-def _long_enough(model: str, seq_len: int) -> Any:
-    """The preset with more learned positions where the run's sequences need them."""
+def _with_positions_for(model: str, seq_len: int) -> Any:
+    """The model, with a configuration of more learned positions if the sequences need them."""
     from oom_magic.predict.setups.model_source import resolve_model
     from oom_magic.predict.setups.models import find_model
 

@@ -32,7 +32,8 @@ from oom_magic.predict.instrumentation.loop_code import loops_known
 from oom_magic.predict.instrumentation.loops import Loops
 from oom_magic.predict.instrumentation.recorder import Recorder
 from oom_magic.predict.instrumentation.starting_point import StartingPoint
-from oom_magic.predict.instrumentation.training import Finished, StopAfter, Training
+from oom_magic.predict.instrumentation.stop_rule import Finished, StopAfter, StopRule
+from oom_magic.predict.instrumentation.training import Training
 from oom_magic.predict.isolation.context import (
     checkpoints_compared_alike,
     checkpoints_ended,
@@ -65,7 +66,7 @@ from oom_magic.predict.torch_patches import torch_patches
 from oom_magic.predict.what_if.change import Change, InapplicableError
 from oom_magic.user_code import is_users_file
 
-_HANDLERS = {  # which operators the pretend GPU implements itself
+_HANDLERS = {  # operators that the pretend GPU implements itself
     **transfers.HANDLERS,
     **readers.HANDLERS,
     **sparse.HANDLERS,
@@ -75,20 +76,21 @@ _HANDLERS = {  # which operators the pretend GPU implements itself
 
 
 class DrySession:
-    """A pretend GPU that persists: the next run finds what the last one left on it.
+    """A pretend GPU that persists: a run finds on it what the session's last run left.
 
-    ``gpu`` names a card of the catalogue, ``memory`` overrides its capacity (``"12GiB"``, or bytes), ``num_gpus`` such
-    cards are visible to the process, ``cuda:0`` and on; ``"2x T4"`` says both. What ends a run is
-    ``stop_after_steps``, as in ``dry_run``. ``is_lasting`` keeps what a run did to the user's
-    objects (a model moved to the GPU, say) for the session's next run. Without ``is_limited`` the card never runs out,
-    whatever its capacity; ``keeps_empty`` is the recorder's; without ``has_bar`` no progress is shown. ``changes`` are
-    made to what is run. A session with an ``origin`` starts from what was there before that session's last run, one
-    with a ``start`` from what that noted of a real device; both are left alone. Tensors with the identities ``absent``
-    take nothing. ``gpu`` may be of no catalogue. With ``num_processes`` the code runs as process ``rank`` of a job of
-    so many, each with a card.
-    With ``follows_compile`` what ``torch.compile`` makes is followed, else the code that it is made of.
-    ``known_outputs`` are shared by sessions on one kind of card. Without ``places``
-    what is taken is not led back to lines and modules.
+    ``gpu``, ``memory``, ``num_gpus``, ``num_processes``, ``rank``, ``stop_after_steps``: as in ``dry_run``; ``gpu`` may
+    also be a card that is not in the catalogue.
+    ``is_lasting``: what a run does to the user's objects, such as moving a model to the GPU, holds for the next run.
+    ``is_limited``: the card can run out of memory.
+    ``keeps_empty``: allocations of no bytes are recorded, too.
+    ``has_bar``: a progress bar is shown.
+    ``changes``: changes to the model, optimizer or loop that are made to the code.
+    ``follows_compile``: what ``torch.compile`` makes is run; else its code is run eagerly.
+    ``origin``: start from what was there before the last run of this other session.
+    ``start``: start from what was on a real device.
+    ``absent``: identities of tensors that are taken not to exist.
+    ``known_outputs``: a cache to share with other sessions on the same kind of card.
+    ``places``: allocations are attributed to lines and modules.
     """
 
     def __init__(
@@ -112,35 +114,33 @@ class DrySession:
         known_outputs: KnownOutputs | None = None,
         places: bool = True,
     ) -> None:
-        hardware = Hardware.of(gpu, memory, num_gpus, num_processes, rank)
-        self.gpu, self.job, self.settings = hardware.gpu, hardware.job, hardware.settings
-        self.total_bytes, num_cards = hardware.total_bytes, hardware.num_cards
-        self.machine = hardware.options
-        capacity = max(self.total_bytes - self.gpu.context_bytes, 0) if is_limited else None
+        self.hardware = hardware = Hardware.of(gpu, memory, num_gpus, num_processes, rank)
+        self.gpu = hardware.gpu
+        capacity = max(hardware.total_bytes - self.gpu.context_bytes, 0) if is_limited else None
         self.recorders = tuple(
-            Recorder(CachingAllocator(capacity, self.settings), keeps_empty=keeps_empty) for _unused in range(num_cards)
+            Recorder(CachingAllocator(capacity, hardware.settings), keeps_empty=keeps_empty)
+            for _unused in range(hardware.num_cards)
         )
         self.follows_compile = follows_compile
         self.attribution = Attribution({}, places)
         self.decided: list[DecidedNames] = []  # by the last run
+        self._freed_of_failure = ""  # the assumption that ``free_failed_run`` adds to the next run
         self._forget_last_run()
-        loops = Loops(self._assume_left_out)
-        self.known_outputs = KnownOutputs() if known_outputs is None else known_outputs
+        loops = Loops(self._note_assumption)
+        self.known_outputs = known_outputs or KnownOutputs()
         self.fake_gpu = self._make_fake_gpu(loops, origin)
-        self.training = Training(self.fake_gpu, changes, stop_after_steps, has_bar, loops)
+        self.training = Training(self.fake_gpu, changes, StopRule(after_steps=stop_after_steps), has_bar, loops)
         self._exchange: TensorExchange = TensorExchange(
             self.fake_gpu, is_lasting, None if origin is None else origin._exchange, start, absent
         )
 
-    _let_go = ""  # what is said of a failed run before
-
     def _make_fake_gpu(self, loops: Loops, origin: DrySession | None) -> FakeGPU:
         rules = kernel_rules(self.gpu)
-        made = FakeGPU(self.recorders, self.attribution, self.gpu, _HANDLERS, rules, self._fail, self.known_outputs)
-        made.values = Values(made, self.assume, loops.read)
-        made.job = self.job
-        made.process_groups = None if origin is None else origin.fake_gpu.process_groups
-        return made
+        fake_gpu = FakeGPU(self.recorders, self.attribution, self.gpu, _HANDLERS, rules, self._fail, self.known_outputs)
+        fake_gpu.values = Values(fake_gpu, self.assume, loops.read)
+        fake_gpu.job = self.hardware.job
+        fake_gpu.process_groups = None if origin is None else origin.fake_gpu.process_groups
+        return fake_gpu
 
     def _forget_last_run(self) -> None:
         self.report: MemoryReport | None = None
@@ -150,20 +150,17 @@ class DrySession:
         self._out_of_memory: OutOfMemory | None = None
         self._allocated_before = [recorder.allocator.allocated_bytes for recorder in self.recorders]
 
-    def _assume_of_all(self, text: str) -> None:
-        self._assumptions.setdefault((text, None))
-
     def assume(self, text: str, is_upper_bound: bool = False) -> None:
-        """Note what could not be followed exactly, with the user's line."""
-        self._assumptions.setdefault((text, self.attribution.line()))
+        """Note what could not be followed exactly, with the user's current line."""
+        self._note_assumption(text, self.attribution.line())
         if is_upper_bound:
             self._upper_bounds.add(text)
 
-    def _assume_left_out(self, why: str, line: SourceLine) -> None:
-        self._assumptions.setdefault((why, line))
+    def _note_assumption(self, text: str, line: SourceLine | None = None) -> None:
+        self._assumptions.setdefault((text, line))
 
-    def _assume_of_user(self, text: str) -> None:
-        """Note an assumption about the user's code, but none about code that PyTorch's compiler runs by itself."""
+    def _assume_in_users_code(self, text: str) -> None:
+        """Note an assumption, unless PyTorch's compiler is running the code by itself."""
         if self.fake_gpu.traces is None:
             self.assume(text)
 
@@ -173,12 +170,13 @@ class DrySession:
         namespaces: Sequence[dict[str, Any]] = (),
         decided: Sequence[DecidedNames] | None = None,
     ) -> MemoryReport:
-        """Run ``function`` on the pretend GPU; the report. A simulated out-of-memory is in it, and in ``exception``.
+        """Run ``function`` on the pretend GPU and return the report.
 
-        The user's modules, optimizers and tensors can be used in it and are afterwards as before, and so are
-        the global variables in ``namespaces``. ``decided`` are names in them that are decided again, since code asked
-        for a GPU where there was none (default: as their sources tell). The function's own exceptions pass unchanged;
-        ``report`` then holds what was traced so far.
+        The function may use the user's modules, optimizers and tensors; they are afterwards as before, and so are the
+        global variables in ``namespaces``. ``decided`` are names such as ``device`` whose values were computed without
+        a GPU, to be computed again with one (default: found in ``namespaces`` by their source).
+        A simulated out-of-memory error is in the report, and in ``exception``. The function's own exceptions are
+        raised; ``report`` then holds what was traced so far.
         """
         error = ""
         self.decided = list(map(DecidedNames.of, namespaces)) if decided is None else list(decided)
@@ -187,10 +185,10 @@ class DrySession:
         self._restart()
         load_language()
         try:
-            self._follow(function, namespaces)
-            self._forgive()
+            self._execute(function, namespaces)
+            self._note_caught_failure()
         except Finished:
-            self._forgive()
+            self._note_caught_failure()
         except torch.OutOfMemoryError as exception:
             if self._out_of_memory is None:
                 error = describe_error(exception)
@@ -200,7 +198,7 @@ class DrySession:
             if not self.training.has_seen_like_steps or isinstance(exception, InapplicableError):
                 error = describe_error(exception)
                 raise
-            self._assume_of_all(_ended_by(exception))
+            self._note_assumption(_ended_by(exception))
         except BaseException as exception:
             error = describe_error(exception)
             raise
@@ -209,8 +207,8 @@ class DrySession:
         self.training.check_changes()
         return self.report
 
-    def _follow(self, function: Callable[[], Any], namespaces: Sequence[dict[str, Any]]) -> None:
-        """Run the user's code on the pretend GPU; interrupts reach nothing else."""
+    def _execute(self, function: Callable[[], Any], namespaces: Sequence[dict[str, Any]]) -> None:
+        """Run the user's code on the pretend GPU; an interrupt is raised only in it."""
         interrupts = self.fake_gpu.interrupts
         with (
             interrupts.waiting(),
@@ -220,35 +218,41 @@ class DrySession:
             self.training.changed(),
         ):
             try:
-                self._decide()
+                self._decide_again()
                 self.fake_gpu.collector.begin()
                 interrupts.users_code(partial(copy_context().run, function))
             finally:
                 self.training.assign_modules()
                 for names in self.decided:
                     names.give_back()
-                for text in filter(None, (self._let_go, self.fake_gpu.what_waits())):
-                    self._assume_of_all(text)
-                self._let_go = ""
+                for text in filter(None, (self._freed_of_failure, self.fake_gpu.what_waits())):
+                    self._note_assumption(text)
+                self._freed_of_failure = ""
 
     def _loops_known(
         self, function: Callable[[], Any], namespaces: Sequence[dict[str, Any]]
     ) -> AbstractContextManager[None]:
-        return nullcontext() if self.training.stop_after_steps is None else loops_known(function, namespaces)
+        return nullcontext() if self.training.stop_rule.after_steps is None else loops_known(function, namespaces)
 
     def copy(self, **options: Any) -> DrySession:
-        """A session on the same card, without limit if no ``options`` say otherwise, that starts from what was there
-        before this one's last run.
+        """A session on the same hardware that starts from what was there before this one's last run.
+
+        Without other ``options`` its card has no limit, it leaves the user's objects as they are and shows no progress.
         """
-        alone = {"is_lasting": False, "is_limited": False, "has_bar": False}
-        options = {**self.machine, **alone, "origin": self, **options}
-        return DrySession(self.gpu.name, self.total_bytes, stop_after_steps=self.training.stop_after_steps, **options)
+        defaults = {"is_lasting": False, "is_limited": False, "has_bar": False, "origin": self}
+        options = {
+            **self.hardware.options,
+            "stop_after_steps": self.training.stop_rule.after_steps,
+            **defaults,
+            **options,
+        }
+        return DrySession(self.gpu.name, self.hardware.total_bytes, **options)
 
-    def let_go_of_failure(self, names: Mapping[str, Any]) -> None:
-        """Free what a failed last run took, unless something leads to it from ``names``; its error does not count.
+    def free_failed_run(self, names: Mapping[str, Any]) -> None:
+        """If the last run failed, free what it allocated and only its error still refers to, not ``names``.
 
-        A real card keeps that until the next error, or until it is freed. But what did not run for real is no one's
-        past: a cell with a smaller batch starts from where the failed one started.
+        On a real card that stays until the next error or ``%oom_free``. But the run was not real: a cell with a smaller
+        batch is to start from where the failed one started.
         """
         if self.report is None or not (self.report.error or self.report.out_of_memory):
             return
@@ -259,7 +263,7 @@ class DrySession:
         num_bytes = self.fake_gpu.free_made({storage.key for storage in storages if storage is not None})
         if not num_bytes:
             return
-        self._let_go = _(
+        self._freed_of_failure = _(
             "{num_bytes} that only the error of the last run still held do not count; on a GPU, %oom_free frees them",
             num_bytes=num_bytes,
         )
@@ -267,8 +271,7 @@ class DrySession:
             recorder.empty_cache()
 
     def storage_of(self, tensor: torch.Tensor) -> tuple[int, int] | None:
-        """Identity and bytes of the storage of a tensor, or its fake copy, on the pretend GPU; None if it is not
-        there."""
+        """Identity and bytes of a tensor's storage on the pretend GPU, or of its fake copy's; None if there is none."""
         found = self.fake_gpu.storage_of(self._exchange.template(tensor))
         return None if found is None or found.allocation < 0 else (found.key, found.num_bytes)
 
@@ -276,28 +279,28 @@ class DrySession:
         """Whether a tensor, or its fake copy, was on the pretend GPU before the last run."""
         return self.fake_gpu.was_there_before(self._exchange.template(tensor))
 
-    def _decide(self) -> None:
-        """Decide names anew that were decided without a GPU; tensors placed by them count as there before the run."""
+    def _decide_again(self) -> None:
+        """Compute names again that were computed without a GPU; tensors moved by them count as there before the run."""
         if sum(names.follow(self._exchange.is_exchanged) for names in self.decided):
             self._restart()
-            self._assumptions[decided_sentence(self.decided), None] = None
+            self._note_assumption(decided_sentence(self.decided))
         undecided = [name for names in self.decided for name in names.undecided]
         if undecided:
-            self._assumptions[undecided_sentence(undecided), None] = None
+            self._note_assumption(undecided_sentence(undecided))
 
-    def _forgive(self) -> None:
-        """Drop a simulated out-of-memory that the code caught: the report is of a run that went on."""
+    def _note_caught_failure(self) -> None:
+        """Drop a simulated out-of-memory error that the code caught: the report is of a run that went on."""
         if self._out_of_memory is not None:
             found, self._out_of_memory = self._out_of_memory, None
             text = _(
                 "{requested_bytes} did not fit once; the code caught the error and went on",
                 requested_bytes=found.requested_bytes,
             )
-            self._assumptions.setdefault((text, found.line))
+            self._note_assumption(text, found.line)
 
     def _restart(self) -> None:
         self.fake_gpu.restart()
-        self.fake_gpu.job = self.job
+        self.fake_gpu.job = self.hardware.job
         self._forget_last_run()
 
     def _make_report(self, error: str) -> MemoryReport:
@@ -313,7 +316,7 @@ class DrySession:
         has_context = bool(recorder.columns) or len(self.recorders) == 1  # CUDA makes it on cards that are used
         device = Device(
             self.gpu.name,
-            self.total_bytes,
+            self.hardware.total_bytes,
             self.gpu.context_bytes if has_context else 0,
             capability=self.gpu.capability,
             index=card,
@@ -327,7 +330,7 @@ class DrySession:
         return MemoryReport.from_timeline(
             timeline.since(begins_at[card]) if begins_at else timeline,
             device,
-            settings=self.settings,
+            settings=self.hardware.settings,
             replayed=None if begins_at else recorder.replayed(),
             passing=() if begins_at else tuple(recorder.passing.items()),
             may_stay=() if begins_at else tuple(sorted(recorder.may_stay)),
@@ -347,14 +350,14 @@ class DrySession:
             stack.enter_context(of_run())
             stack.enter_context(self.fake_gpu.collector.standing_in())
             stack.enter_context(process_state_restored())
-            if self.job is not None:
-                self.job.set_environment()
+            if self.hardware.job is not None:
+                self.hardware.job.set_environment()
             write_out = compressed_written_out()
-            above = [one.above for one in self.decided]
-            stack.enter_context(self._exchange.exchanged(function, namespaces, self._assume_of_all, above))
-            isolation = stack.enter_context(isolated(self._assume_of_user, namespaces, function))
+            above = [names.above for names in self.decided]
+            stack.enter_context(self._exchange.exchanged(function, namespaces, self._note_assumption, above))
+            isolation = stack.enter_context(isolated(self._assume_in_users_code, namespaces, function))
             stack.callback(write_out)  # what the run compressed is discarded with the restored file
-            cards = Cards(self.fake_gpu, self.total_bytes, self.gpu.context_bytes)
+            cards = Cards(self.fake_gpu, self.hardware.total_bytes, self.gpu.context_bytes)
             view = DeviceView(self.fake_gpu)
             stack.enter_context(all_patched(torch_patches(cards, view, self.assume)))
             stack.enter_context(checkpoints_compared_alike())
@@ -366,7 +369,7 @@ class DrySession:
             stack.enter_context(libraries_followed(self.fake_gpu, self.assume, isolation))
             show = self.training.show
             stack.enter_context(compile_followed(self.fake_gpu, self.assume, show, self.follows_compile))
-            threads = RunThreads(self._on_thread, (Finished, torch.OutOfMemoryError), self._assume_of_user)
+            threads = RunThreads(self._on_thread, (Finished, torch.OutOfMemoryError), self._assume_in_users_code)
             stack.enter_context(all_patched(threads.patches()))
             stack.enter_context(threads.queues_watched())
             stack.enter_context(view)
@@ -395,7 +398,7 @@ class DrySession:
         self.training.assign_modules()
         card = self.fake_gpu.current
         limit = self.recorders[card].allocator.limit_bytes
-        message = failure_message(error, self.total_bytes, self.gpu.context_bytes, limit, card)
+        message = failure_message(error, self.hardware.total_bytes, self.gpu.context_bytes, limit, card)
         self._out_of_memory = OutOfMemory(
             message=message,
             requested_bytes=error.segment_bytes,
@@ -412,7 +415,7 @@ class DrySession:
 
 
 def _ended_by(exception: Exception) -> str:
-    """The report's sentence where code after the steps failed."""
+    """The assumption of a run that failed after its three like steps."""
     return _(
         "what follows the steps was followed up to an error that values nobody knows may have caused: {error}",
         error=describe_error(exception),
@@ -431,18 +434,22 @@ def dry_run(
     follow_compile: bool = True,
     **kwargs: Any,
 ) -> MemoryReport:
-    """Run ``fn(*args, **kwargs)``, ordinary code written for "cuda", on a pretend GPU; its MemoryReport.
+    """Run ``fn(*args, **kwargs)``, ordinary code written for "cuda", on a pretend GPU, and return its MemoryReport.
 
-    No GPU is needed and no device memory used. A loop ends after three like steps and what follows it is followed, for
-    ten seconds of computing or as long as the steps took; a number ends the run after ``stop_after_steps`` optimizer
-    steps, None when ``fn`` ends. ``gpu`` names a card (default RTX 3060), ``memory`` overrides its capacity.
-    ``num_gpus`` such cards are visible; ``report.cards`` has a report for each, and the report itself is that of the
-    fullest. Without ``follow_compile`` compiled code is followed as eager code, which is faster and an upper bound.
-    A simulated out-of-memory ends the run and is in ``report.out_of_memory``; other exceptions of ``fn`` are the
-    caller's, save those that come after three like steps.
-    With ``num_processes`` the run is that of process ``rank`` as ``torchrun`` would start it, one of so many with a
-    card each: RANK, WORLD_SIZE and the like are set, and the others are taken to do as this one does. Without it
-    ``rank`` is an argument of ``fn``, such as LoRA's.
+    No GPU is needed and no device memory is used. A simulated out-of-memory error ends the run and is in
+    ``report.out_of_memory``. Other exceptions of ``fn`` are raised, except those after three like steps.
+
+    ``gpu``: the name of a card, such as ``"A100 80GB"`` or ``"2x T4"`` (default RTX 3060).
+    ``memory``: its capacity, if another: ``"12GiB"``, or bytes.
+    ``num_gpus``: how many such cards the process sees. ``report.cards`` has a report for each; the report itself is
+    that of the fullest.
+    ``num_processes``, ``rank``: the run is that of process ``rank`` of so many with a card each, as ``torchrun`` starts
+    it, with RANK, WORLD_SIZE and so on in the environment; the other processes are assumed to do the same. Without
+    ``num_processes``, ``rank`` is an argument of ``fn``, such as LoRA's.
+    ``stop_after_steps``: the number of optimizer steps after which the run ends; None: where ``fn`` ends. By default a
+    loop ends after three like steps, and what follows it is followed for ten seconds of computing, or as long as the
+    steps took.
+    ``follow_compile``: False runs compiled code as eager code, which is faster; the report is then an upper bound.
     """
     if num_processes is None and rank is not None:
         kwargs["rank"] = rank
@@ -489,13 +496,13 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def namespaces_of(fn: Any) -> list[dict[str, Any]]:
-    """The global variables of the user's function, which it may change."""
+    """The global variables of a function of the user's, which it may change."""
     function = _function(fn)
     code = getattr(function, "__code__", None)
     return [function.__globals__] if code is not None and is_users_file(code.co_filename) else []
 
 
 def _function(fn: Any) -> Any:
-    """The function that a partial, a method or a wrapper leads to."""
+    """The function under a partial, a method or a wrapper."""
     function = inspect.unwrap(getattr(fn, "func", fn))
     return getattr(function, "__func__", function)

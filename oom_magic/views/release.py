@@ -22,8 +22,8 @@ def describe_released(released: Released) -> Description:
         return Description(_("Nothing to free"), tuple(blocks or [unused]))
     used = [one for one in released.devices if one.before.reserved_bytes or one.after.reserved_bytes]
     blocks += [_before_and_after(one) for one in used or released.devices[:1]]
-    rows: list[tuple[Cell, ...]] = [(_kind(one.what), one.num_bytes) for one in released.gone]
-    rest = released.freed_allocated_bytes - sum(one.num_bytes for one in released.gone)
+    rows: list[tuple[Cell, ...]] = [(_kind(one.what), one.num_bytes) for one in released.freed]
+    rest = released.freed_allocated_bytes - sum(one.num_bytes for one in released.freed)
     if rest > 0:
         rows.append((_("what nothing used any more, workspaces, rounding"), rest))
     if rows:

@@ -62,7 +62,7 @@ def main(names: list[str]) -> None:
     """Print when the words came, when each price, and what it says."""
     shell = InteractiveShell.instance()
     shell.run_line_magic("load_ext", "oom_magic")
-    evaluations = explanations.evaluations
+    evaluate_remedies = explanations.evaluate_remedies
     for name in names:
         quietly(shell, CELLS[name] + LOOP)
         start = time.perf_counter()
@@ -70,11 +70,11 @@ def main(names: list[str]) -> None:
 
         def timed(*arguments: Any, start: float = start, times: list[float] = times) -> Iterator[Any]:
             times.append(time.perf_counter() - start)  # asked for once the words are shown
-            for diagnosis in evaluations(*arguments):
+            for diagnosis in evaluate_remedies(*arguments):
                 times.append(time.perf_counter() - start)
                 yield diagnosis
 
-        explanations.evaluations = timed
+        explanations.evaluate_remedies = timed
         diagnosis = quietly(shell, "%oom_explain")
         fits = [remedy.key for remedy in diagnosis.remedies if remedy.fits]
         unpriced = [remedy.key for remedy in diagnosis.remedies if remedy.needed_bytes is None]

@@ -38,7 +38,7 @@ class SmallTensors:
         """Where a tensor lies."""
         return storage_of(tensor) if tensor.shape == (1,) else None
 
-    def give_back(self, usual: Mapping[str, int]) -> None:
+    def return_cached(self, allocated_before: Mapping[str, int]) -> None:
         """Nothing is cached."""
 
 

@@ -144,8 +144,8 @@ def test_back_to_the_level_before_the_cell(notebook: InteractiveShell, cell: str
     assert released.allocated_bytes == before
     assert released.freed_allocated_bytes > GIB
     assert [(one.name, one.num_bytes) for one in released.holders] == [("kept", MIB)]
-    assert "steps" in released.gone[0].what or "backward" in released.gone[0].what
-    assert sum(one.num_bytes for one in released.gone) <= released.freed_allocated_bytes
+    assert "steps" in released.freed[0].what or "backward" in released.freed[0].what
+    assert sum(one.num_bytes for one in released.freed) <= released.freed_allocated_bytes
 
 
 @pytest.mark.parametrize("cell", [CELLS["plain"], CELLS["gpumem"], CELLS["backward"]])
@@ -191,9 +191,9 @@ def test_only_told(notebook: InteractiveShell) -> None:
     told = run(notebook, "%oom_free --dry-run --names kept").result
     assert torch.cuda.memory_allocated() == held
     assert told.freed_allocated_bytes == 0
-    assert [gone.what for gone in told.gone][1:] == ["kept"]
+    assert [gone.what for gone in told.freed][1:] == ["kept"]
     done = run(notebook, "%oom_free --names kept").result
-    assert done.gone == told.gone
+    assert done.freed == told.freed
     assert torch.cuda.memory_allocated() == 0 == done.allocated_bytes
 
 

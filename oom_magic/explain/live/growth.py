@@ -110,9 +110,9 @@ def _beside(growth: Growth, found: Collection[Growth]) -> tuple[Growth, ...]:
 
 def _on_accelerators() -> Locate:
     from oom_magic.measure.device.accelerators import find_accelerators  # these imports load torch
-    from oom_magic.measure.holders.release import locating
+    from oom_magic.measure.holders.release import make_locate
 
-    return locating(find_accelerators())
+    return make_locate(find_accelerators())
 
 
 def growths(error: BaseException, names: Mapping[str, Any], locate: Locate) -> tuple[Growth, ...]:

@@ -92,8 +92,8 @@ def earlier_bytes(holders: Sequence[Holder], report: MemoryReport | None) -> int
 
 
 def _in_notebook(released: Released) -> Iterator[Holder]:
-    for gone in released.gone:
-        yield Holder("own_frames" if gone.is_own else "frames", gone.what, gone.num_bytes, in_words(gone.what))
+    for gone in released.freed:
+        yield Holder("own_frames" if gone.is_of_error else "frames", gone.what, gone.num_bytes, in_words(gone.what))
     for one in released.holders:
         if one.name and one.num_bytes >= _LEAST_BYTES:
             kind: HolderKind = "output" if one.name.startswith("Out[") else "name"

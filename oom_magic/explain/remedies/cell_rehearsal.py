@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     from oom_magic.predict.instrumentation.decided.decided_names import DecidedNames
     from oom_magic.predict.instrumentation.rebound_names import Leaves
     from oom_magic.predict.instrumentation.starting_point import StartingPoint
-    from oom_magic.predict.instrumentation.training import ModelCall, StopAfter, Training
+    from oom_magic.predict.instrumentation.stop_rule import StopAfter
+    from oom_magic.predict.instrumentation.training import ModelCall, Training
     from oom_magic.predict.session import DrySession
     from oom_magic.predict.setups.gpus import GPU
     from oom_magic.predict.what_if.change import Change
@@ -135,8 +136,8 @@ class CellRehearsal:
             self._num_steps = num_steps if report.timeline.was_left else _ALL_STEPS
             if report.timeline.was_left and not num_steps:
                 self._num_steps, self.calls_followed = STEPS, len(training.model_calls)
-        self._leaves_evaluations = training.leaves_evaluations
-        self.steps_differ = report.timeline.was_left and training.of_a_new_size
+        self._leaves_evaluations = training.stop_rule.leaves_evaluations
+        self.steps_differ = report.timeline.was_left and training.has_new_sizes
         self._fullest = training.fullest_call(report)
         self._beside = [call for call in training.calls_of_peak(report) if call.has_gradients]
         self.sizes = {} if self._fullest is None else sizes_of_inputs(self._fullest.inputs)
@@ -462,6 +463,7 @@ class CellRehearsal:
         enough_bytes: int = 0,
     ) -> tuple[MemoryReport, Training]:
         from oom_magic.predict.instrumentation.rebound_names import ReboundNames
+        from oom_magic.predict.instrumentation.stop_rule import StopRule
         from oom_magic.predict.session import DrySession
 
         def call() -> None:
@@ -479,14 +481,16 @@ class CellRehearsal:
         while True:
             session = DrySession(
                 **self._alike,
-                stop_after_steps=self._num_steps,
                 changes=made,
                 absent=self._absent if dropped is None else self._absent | dropped.objects,
             )
-            session.training.enough_bytes = enough_bytes
-            session.training.stop_after_calls = self.calls_followed or None
-            session.training.most_seconds = self._most_seconds
-            session.training.leaves_evaluations = self._leaves_evaluations
+            session.training.stop_rule = StopRule(
+                after_steps=self._num_steps,
+                enough_bytes=enough_bytes,
+                after_calls=self.calls_followed or None,
+                most_seconds=self._most_seconds,
+                leaves_evaluations=self._leaves_evaluations,
+            )
             try:
                 report = rehearse(partial(session.run, call, namespaces, self._decided))
             except MissingNameError as error:

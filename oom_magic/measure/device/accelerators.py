@@ -14,7 +14,7 @@ from oom_magic.measure.history.attribution import Storage, storage_of
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Bytes of one device: in tensors, held from the driver by torch, and in use by all processes (None: not known)."""
+    """Bytes of one device: in tensors, reserved by torch, and in use by all processes (None: not known)."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -30,13 +30,13 @@ class Memory(Protocol):
         """Bytes in tensors now, by device."""
 
     def levels(self) -> dict[str, Levels]:
-        """What is taken now, by device."""
+        """The levels now, by device."""
 
     def storage(self, tensor: torch.Tensor) -> Storage | None:
-        """Where the storage of a plain tensor lies; None if it is not on these devices."""
+        """Address and bytes of a plain tensor's storage; None if it is not on these devices."""
 
-    def give_back(self, usual: Mapping[str, int]) -> None:
-        """Return what is cached and in no tensor to the driver, and workspaces if more than ``usual`` is allocated."""
+    def return_cached(self, allocated_before: Mapping[str, int]) -> None:
+        """Return cached memory to the driver, and workspaces if more than ``allocated_before`` is allocated."""
 
 
 class AcceleratorMemory:
@@ -49,7 +49,7 @@ class AcceleratorMemory:
         self._backend: Any = getattr(torch, kind)
 
     def allocated(self) -> dict[str, int]:
-        """Bytes in tensors now, by device; nothing where this process has not used the devices."""
+        """Bytes in tensors now, by device; empty if this process has not used the devices."""
         if not self._is_initialized():
             return {}
         if self._kind == "mps":
@@ -57,21 +57,23 @@ class AcceleratorMemory:
         return {f"{self._kind}:{at}": self._backend.memory_allocated(at) for at in range(self._backend.device_count())}
 
     def levels(self) -> dict[str, Levels]:
-        """What is taken now, by device."""
+        """The levels now, by device."""
         return {device: self._level(at, num_bytes) for at, (device, num_bytes) in enumerate(self.allocated().items())}
 
     def storage(self, tensor: torch.Tensor) -> Storage | None:
-        """Where the storage of a plain tensor lies; None if it is on no such device."""
+        """Address and bytes of a plain tensor's storage; None if it is on another device."""
         return storage_of(tensor) if tensor.device.type == self._kind else None
 
-    def give_back(self, usual: Mapping[str, int]) -> None:
-        """Return what is cached to the driver. The workspaces of cuBLAS come back at need, so they go as well; but not
-        if no more is allocated than was ``usual`` before (bytes by device)."""
+    def return_cached(self, allocated_before: Mapping[str, int]) -> None:
+        """Return cached memory to the driver, and cuBLAS' workspaces if more than ``allocated_before`` is allocated.
+
+        A workspace is allocated again when it is needed.
+        """
         if not self._is_initialized():
             return
         if self._kind == "cuda":
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
-            if any(num_bytes > usual.get(device, 0) for device, num_bytes in self.allocated().items()):
+            if any(num_bytes > allocated_before.get(device, 0) for device, num_bytes in self.allocated().items()):
                 torch._C._cuda_clearCublasWorkspaces()
         self._backend.empty_cache()
 
@@ -86,8 +88,8 @@ class AcceleratorMemory:
 
 
 def find_accelerators() -> list[Memory]:
-    """The accelerator that torch was built for and finds here; none if tensors can only be on the CPU."""
-    if not torch.accelerator.is_available():  # first: of none, PyTorch 2.6 refuses to tell the kind
+    """The accelerator that torch was built for and finds here, or an empty list."""
+    if not torch.accelerator.is_available():  # first: without one, PyTorch 2.6 raises when asked for its kind
         return []
     kind = torch.accelerator.current_accelerator()
     return [AcceleratorMemory(kind.type)] if kind is not None and hasattr(torch, kind.type) else []

@@ -25,38 +25,38 @@ _OWN_REFERENCES = 3  # to a frame's copy of its variables: the frame's, a variab
 
 @dataclass(frozen=True, slots=True)
 class ErrorFrames:
-    """The dead frames that one error keeps. Drop it soon: it keeps them alive, too.
+    """The dead frames that one error keeps alive. Drop it soon: it keeps them alive, too.
 
-    ``is_own``: they are those of the error that was asked about, or of what it came from.
+    ``is_of_error``: they belong to the error that the caller asked about, or to one of its causes.
     """
 
     title: str
     frames: tuple[types.FrameType, ...]
-    is_own: bool = False
+    is_of_error: bool = False
 
 
 def find_error_frames() -> list[ErrorFrames]:
-    """The dead frames by the error that keeps them; each frame is with the first."""
+    """The dead frames, by the error that keeps them alive; a frame kept by several is with the first."""
     found = []
-    live = live_objects(_is_sought)
+    live = live_objects(_may_keep_frames)
     seen = {id(frame) for frame in (*running_frames(), *_suspended_frames(live))}
     for name, trace in _tracebacks(live):
-        mine = list(_around(trace, seen))
+        mine = list(_frames_of(trace, seen))
         if mine:
             found.append(ErrorFrames(_title(name, mine), tuple(mine)))
     return found
 
 
-def told_apart(frames: Iterable[ErrorFrames], error: BaseException | None) -> list[ErrorFrames]:
-    """The same frames; those of ``error`` and of its causes are separate and last."""
+def separate_error(frames: Iterable[ErrorFrames], error: BaseException | None) -> list[ErrorFrames]:
+    """The same frames, with those of ``error`` and its causes apart from the others and last."""
     own: set[int] = set()
     while error is not None and id(error) not in own:  # two errors may have come from each other
         own.add(id(error))
-        own |= {id(frame) for frame in _around(_TRACEBACK.__get__(error), own)}
+        own |= {id(frame) for frame in _frames_of(_TRACEBACK.__get__(error), own)}
         error = error.__cause__ or error.__context__
     parts = [
-        ErrorFrames(one.title, tuple(frame for frame in one.frames if (id(frame) in own) is is_own), is_own)
-        for is_own in (False, True)
+        ErrorFrames(one.title, tuple(frame for frame in one.frames if (id(frame) in own) is is_of_error), is_of_error)
+        for is_of_error in (False, True)
         for one in frames
     ]
     return [one for one in parts if one.frames]
@@ -84,12 +84,12 @@ def clear(frames: Iterable[types.FrameType]) -> None:
             copied.clear()
 
 
-def _is_sought(kind: type) -> bool:
+def _may_keep_frames(kind: type) -> bool:
     return kind in _GENERATORS or kind is types.TracebackType or issubclass(kind, BaseException)
 
 
 def _suspended_frames(live: Iterable[Any]) -> Iterator[types.FrameType]:
-    """Frames of generators and coroutines that can go on: emptying them would end them."""
+    """Frames of suspended generators and coroutines: clearing them would end them."""
     for one in live:
         frame = getattr(one, _GENERATORS[type(one)]) if type(one) in _GENERATORS else None
         if frame is not None:
@@ -105,7 +105,7 @@ def _tracebacks(live: Iterable[Any]) -> Iterator[tuple[str, types.TracebackType]
     yield from (("an error", one) for one in live if type(one) is types.TracebackType)
 
 
-def _around(trace: types.TracebackType | None, seen: set[int]) -> Iterator[types.FrameType]:
+def _frames_of(trace: types.TracebackType | None, seen: set[int]) -> Iterator[types.FrameType]:
     """The frames of a traceback and their callers, which a shortened one leaves out, except those already ``seen``."""
     while trace is not None and id(trace) not in seen:
         seen.add(id(trace))
@@ -126,37 +126,37 @@ def _title(error: str, frames: list[types.FrameType]) -> str:
     return f"{error} in {place}" if name == "<module>" else f"{error} in {name}, {place}"
 
 
-_PYTHONS = ("last_type", "last_value", "last_traceback", "last_exc")
+_SYS_NAMES = ("last_type", "last_value", "last_traceback", "last_exc")
 _FORMATTERS = ("IPython.core.ultratb", "IPython.core.doctb", "IPython.core.tbtools", "IPython.core.crashhandler")
-_ERRORS = (BaseException, types.TracebackType, types.FrameType)
-_OF_DEBUGGERS = {"stack": list, "curframe_locals": dict, "_chained_exceptions": tuple}
+_ERROR_TYPES = (BaseException, types.TracebackType, types.FrameType)
+_DEBUGGER_STATE = {"stack": list, "curframe_locals": dict, "_chained_exceptions": tuple}
 
 
 def forget_last_error(shell: Any) -> None:
-    """Drop the last error wherever it is kept for ``%debug`` and ``%tb``. An open debugger keeps what it shows."""
+    """Drop the last error wherever it is kept for ``%debug`` and ``%tb``, except in an open debugger."""
     if shell is not None and hasattr(sys, "last_traceback"):
-        _say_so_under_debug(shell)
-    for name in _PYTHONS:
+        _explain_empty_debugger(shell)
+    for name in _SYS_NAMES:
         vars(sys).pop(name, None)
     is_debugging = any(frame.f_code.co_filename in (bdb.__file__, cmd.__file__) for frame in running_frames())
-    for keeper in live_objects(lambda kind: module_of(kind) in _FORMATTERS or issubclass(kind, bdb.Bdb)):
-        if not (is_debugging and issubclass(type(keeper), bdb.Bdb)):
-            _forget(keeper)
+    for holder in live_objects(lambda kind: module_of(kind) in _FORMATTERS or issubclass(kind, bdb.Bdb)):
+        if not (is_debugging and issubclass(type(holder), bdb.Bdb)):
+            _drop_errors(holder)
     result = getattr(shell, "last_execution_result", None)
     if result is not None:
         result.error_in_exec = result.error_before_exec = None
 
 
-def _forget(keeper: Any) -> None:
+def _drop_errors(holder: Any) -> None:
     """Remove errors and frames from an object's attributes, and what a debugger derived from them."""
-    for name, value in list(vars(keeper).items()):
-        if issubclass(type(value), _ERRORS):
-            setattr(keeper, name, None)
-        elif name in _OF_DEBUGGERS:
-            setattr(keeper, name, type(value)())
+    for name, value in list(vars(holder).items()):
+        if issubclass(type(value), _ERROR_TYPES):
+            setattr(holder, name, None)
+        elif name in _DEBUGGER_STATE:
+            setattr(holder, name, type(value)())
 
 
-def _say_so_under_debug(shell: Any) -> None:
+def _explain_empty_debugger(shell: Any) -> None:
     """Make ``%debug`` explain why there is nothing to inspect, until the next error."""
 
     def debugger(force: bool = False) -> None:
@@ -181,41 +181,41 @@ def users_names(depth: int) -> MutableMapping[str, Any]:
     return names
 
 
-_LAST = ("_", "__", "___")
-_NUMBERED = re.compile(r"_\d+")
+_LAST_RESULTS = ("_", "__", "___")
+_NUMBERED_RESULT = re.compile(r"_\d+")
 
 
 def drop_name(name: str, namespace: MutableMapping[str, Any], shell: Any) -> None:
-    """Delete one variable, and the results kept that are this very object."""
+    """Delete one variable, and IPython's references to the same object as a result."""
     value = namespace[name]
     del namespace[name]
-    _drop(namespace, shell, lambda result: result is value)
+    _drop_values(namespace, shell, lambda result: result is value)
 
 
 def drop_results(namespace: MutableMapping[str, Any], shell: Any) -> None:
-    """Forget all results."""
-    _drop(namespace, shell, lambda _: True)
+    """Drop all results that IPython keeps."""
+    _drop_values(namespace, shell, lambda _: True)
 
 
-def _drop(namespace: MutableMapping[str, Any], shell: Any, is_meant: Callable[[Any], bool]) -> None:
+def _drop_values(namespace: MutableMapping[str, Any], shell: Any, is_dropped: Callable[[Any], bool]) -> None:
     results = namespace.get("Out")
     if type(results) is dict:
-        for number in [number for number, result in results.items() if is_meant(result)]:
+        for number in [number for number, result in results.items() if is_dropped(result)]:
             del results[number]
     for names in (namespace, getattr(shell, "user_ns_hidden", {})):
-        _drop_names(names, is_meant)
+        _drop_names(names, is_dropped)
     display = getattr(shell, "displayhook", None)
-    for name in _LAST:
-        if hasattr(display, name) and is_meant(getattr(display, name)):
+    for name in _LAST_RESULTS:
+        if hasattr(display, name) and is_dropped(getattr(display, name)):
             setattr(display, name, "")
     last = getattr(shell, "last_execution_result", None)
-    if last is not None and is_meant(last.result):
+    if last is not None and is_dropped(last.result):
         last.result = None
 
 
-def _drop_names(names: MutableMapping[str, Any], is_meant: Callable[[Any], bool]) -> None:
+def _drop_names(names: MutableMapping[str, Any], is_dropped: Callable[[Any], bool]) -> None:
     for name in list(names):
-        if name in _LAST and is_meant(names[name]):
+        if name in _LAST_RESULTS and is_dropped(names[name]):
             names[name] = ""
-        elif isinstance(name, str) and _NUMBERED.fullmatch(name) and is_meant(names[name]):
+        elif isinstance(name, str) and _NUMBERED_RESULT.fullmatch(name) and is_dropped(names[name]):
             del names[name]

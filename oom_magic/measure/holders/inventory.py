@@ -1,4 +1,4 @@
-"""Who holds device memory: the user's names, results that IPython keeps, and objects that no name reaches."""
+"""Who holds device memory: the user's variables, results that IPython keeps, and objects that no variable reaches."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from oom_magic.memory.report import NamedHolder
 
 @dataclass(frozen=True, slots=True)
 class HolderSize:
-    """``num_bytes`` leaves out what a known model owns; ``are_numbers``: each tensor has one element.
+    """The tensors that a value holds. ``num_bytes`` leaves out the weights of known models.
 
-    ``num_entries``: of a container without tensors of its own, the objects in it that hold some, each its own.
+    ``num_entries``: the length of a container whose entries are objects that hold tensors of their own; else 0.
+    ``are_numbers``: each tensor has one element.
     """
 
     num_tensors: int
@@ -60,15 +61,15 @@ def measure_holder(value: Any, locate: Locate, around: Iterable[Any] = ()) -> Ho
         )
 
 
-_NOT_GIVEN_BY_THE_USER = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[iod]h|__\w+__")
+_NOT_THE_USERS = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[iod]h|__\w+__")
 _MOST_KINDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryHolder:
-    """Memory by who holds it, in bytes that no other row counts; ``also`` holds (part of) it, too.
+    """Bytes that a variable holds and that no other MemoryHolder counts; the variables ``also`` share some of them.
 
-    ``what`` says what kind of object ``name`` is; a holder without a name is reached from no variable of the notebook.
+    ``what`` is the kind of object. A holder without a name is reached from no variable of the notebook.
     """
 
     name: str
@@ -80,10 +81,10 @@ class MemoryHolder:
 def holders_in(
     namespace: Mapping[str, Any], locate: Locate, *, among: Collection[int] | None = None
 ) -> tuple[NamedHolder, ...]:
-    """The names whose values reach memory, largest first; what two names share counts for both.
+    """The names whose values hold memory, largest first; what two names share counts for both.
 
-    ``among`` limits it to storages at these addresses. IPython's ``_``, ``__`` and the like are left out, as
-    ``Out`` holds the same values; its entries are named ``Out[3]``.
+    ``among``: only storages at these addresses count. Entries of ``Out`` are named ``Out[3]``; IPython's ``_``, ``__``
+    and so on, which are the same objects, are left out.
     """
     sizes: Counter[str] = Counter()
     for (name, _), storages in storages_by_holder(namespace, locate).rows.items():
@@ -93,7 +94,7 @@ def holders_in(
 
 @dataclass(slots=True)
 class HolderStorages:
-    """Storages by the name that holds them and as what; and the objects that names lead to, by identity."""
+    """Storages by the name that holds them and the kind of object; and the identities of all objects reached."""
 
     rows: dict[tuple[str, str], Storages] = field(default_factory=dict)
     objects: set[int] = field(default_factory=set)
@@ -121,22 +122,24 @@ def storages_by_holder(
     """
     around = {id(namespace), *namespaces_of_modules(), *borders}
     by_holder = HolderStorages()
-    for name, value in sorted(named_values(namespace), key=_rank):
+    for name, value in sorted(named_values(namespace), key=_precedence):
         reached = reach([value], locate, around)
-        by_holder.rows.update({(name, what): storages for what, storages in _shares(name, value, reached) if storages})
+        by_holder.rows.update(
+            {(name, what): storages for what, storages in _storages_by_kind(name, value, reached) if storages}
+        )
         by_holder.objects |= reached.objects
     return by_holder
 
 
 def find_memory_holders(by_holder: HolderStorages, locate: Locate) -> tuple[MemoryHolder, ...]:
-    """Who holds what in tensors that Python can see, each byte once (for the first row), largest first."""
-    found = [*_counted_once(by_holder.rows), *_out_of_sight(by_holder, locate)]
+    """Who holds the tensors that Python can see, each byte counted once (for the first holder), largest first."""
+    found = [*_exclusive_holders(by_holder.rows), *_unnamed_holders(by_holder, locate)]
     return tuple(sorted(found, key=lambda holder: -holder.num_bytes))
 
 
 def named_holders(by_holder: HolderStorages) -> tuple[MemoryHolder, ...]:
-    """``find_memory_holders`` for named holders only: the search for the others takes most of the time."""
-    return tuple(sorted(_counted_once(by_holder.rows), key=lambda holder: -holder.num_bytes))
+    """``find_memory_holders`` without the holders that have no name, whose search takes most of the time."""
+    return tuple(sorted(_exclusive_holders(by_holder.rows), key=lambda holder: -holder.num_bytes))
 
 
 def named_values(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -144,11 +147,11 @@ def named_values(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in list(namespace.items()):
         if name == "Out" and issubclass(type(value), dict):
             yield from ((f"Out[{number}]", result) for number, result in list(value.items()))
-        elif isinstance(name, str) and not _NOT_GIVEN_BY_THE_USER.fullmatch(name):  # globals()[1] = ... is no name
+        elif isinstance(name, str) and not _NOT_THE_USERS.fullmatch(name):  # globals()[1] = ... is no name
             yield name, value
 
 
-def _rank(item: tuple[str, Any]) -> int:
+def _precedence(item: tuple[str, Any]) -> int:
     name, value = item
     if name.startswith("Out["):
         return 4
@@ -156,8 +159,8 @@ def _rank(item: tuple[str, Any]) -> int:
     return next((at for at, kind in enumerate(kinds) if issubclass(type(value), kind)), 3)
 
 
-def _shares(name: str, value: Any, reached: Reached) -> Iterator[tuple[str, Storages]]:
-    """What an object holds, by what it is for."""
+def _storages_by_kind(name: str, value: Any, reached: Reached) -> Iterator[tuple[str, Storages]]:
+    """The storages that an object holds, by kind: its own, its gradients, its autograd graph."""
     kind = type(value)
     what = "shown result" if name.startswith("Out[") else kind.__name__
     if kind is functools._lru_cache_wrapper:
@@ -171,8 +174,8 @@ def _shares(name: str, value: Any, reached: Reached) -> Iterator[tuple[str, Stor
     yield "autograd graph", without(reached.graph, reached.own | reached.gradients)
 
 
-def _counted_once(rows: Mapping[tuple[str, str], Storages]) -> list[MemoryHolder]:
-    """A holder for each row that is the first to hold something."""
+def _exclusive_holders(rows: Mapping[tuple[str, str], Storages]) -> list[MemoryHolder]:
+    """A holder for each row that is the first to hold some storage."""
     owners: dict[int, tuple[str, str]] = {}
     own_bytes: dict[tuple[str, str], int] = {}
     others: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
@@ -187,11 +190,11 @@ def _counted_once(rows: Mapping[tuple[str, str], Storages]) -> list[MemoryHolder
     return [MemoryHolder(*key, num_bytes, tuple(others[key])) for key, num_bytes in own_bytes.items()]
 
 
-def _out_of_sight(by_holder: HolderStorages, locate: Locate) -> list[MemoryHolder]:
+def _unnamed_holders(by_holder: HolderStorages, locate: Locate) -> list[MemoryHolder]:
     """Live tensors that no name reaches, grouped by what refers to them."""
     known = by_holder.storages()
     storages: dict[int, Storages] = {}
-    lost = []
+    unnamed = []
     for tensor in live_objects(lambda kind: issubclass(kind, torch.Tensor)):
         if id(tensor) in by_holder.objects:
             continue
@@ -199,10 +202,10 @@ def _out_of_sight(by_holder: HolderStorages, locate: Locate) -> list[MemoryHolde
             parts = without(dict(filter(None, map(locate, inner_tensors(tensor)))), known)
         if parts:
             storages[id(tensor)] = parts
-            lost.append(tensor)
-    kinds = referrers(lost) if lost else {}
+            unnamed.append(tensor)
+    kinds = referrers(unnamed) if unnamed else {}
     rows: dict[tuple[str, str], Storages] = defaultdict(dict)
-    for tensor in lost:
+    for tensor in unnamed:
         words = ", ".join(sorted(kinds.get(id(tensor), ()))[:_MOST_KINDS])
         rows["", words or "a running function, or C++"] |= storages[id(tensor)]
-    return _counted_once(rows)
+    return _exclusive_holders(rows)

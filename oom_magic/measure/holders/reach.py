@@ -22,11 +22,11 @@ from oom_magic.user_code import is_own_file
 
 
 def referrers(objects: Sequence[Any]) -> dict[int, set[str]]:
-    """For each object, by identity, words for what refers to it; one pass over all objects of the process."""
+    """For each object, by identity, descriptions of what refers to it; one pass over all objects of the process."""
     modules = namespaces_of_modules()
-    found = _looked_up({id(one) for one in objects}, skipped=objects)
+    found = _referrers_of({id(one) for one in objects}, skipped=objects)
     dicts = {id(one): one for holders in found.values() for one in holders if type(one) is dict}
-    owners = _looked_up(set(dicts) - set(modules), skipped=list(dicts.values())) if dicts else {}
+    owners = _referrers_of(set(dicts) - set(modules), skipped=list(dicts.values())) if dicts else {}
     words: dict[int, set[str]] = {}
     for identity, holders in found.items():
         words[identity] = set()
@@ -34,12 +34,14 @@ def referrers(objects: Sequence[Any]) -> dict[int, set[str]]:
             if id(holder) in modules:
                 words[identity].add(f"module {modules[id(holder)]}")
             else:
-                words[identity] |= {_word(owner) for owner in owners.get(id(holder), ())} or {_word(holder)}
+                words[identity] |= {_description(owner) for owner in owners.get(id(holder), ())} or {
+                    _description(holder)
+                }
     return words
 
 
-def _looked_up(sought: set[int], skipped: Any) -> dict[int, list[Any]]:
-    """What refers to the objects of these identities, but for what this package does itself."""
+def _referrers_of(sought: set[int], skipped: Any) -> dict[int, list[Any]]:
+    """The objects that refer to objects of these identities, except this package's own frames."""
     found: dict[int, list[Any]] = defaultdict(list)
     for one in gc.get_objects():
         if one is skipped or (type(one) is types.FrameType and is_own_file(one.f_code.co_filename)):
@@ -49,7 +51,7 @@ def _looked_up(sought: set[int], skipped: Any) -> dict[int, list[Any]]:
     return found
 
 
-def _word(holder: Any) -> str:
+def _description(holder: Any) -> str:
     kind = type(holder)
     if kind is types.FrameType:
         return f"{holder.f_code.co_name}()"
@@ -69,7 +71,7 @@ _RAW_SAVED = "_raw_saved_"
 
 @dataclass(slots=True)
 class Reached:
-    """Bytes by address of the tensors themselves, of their gradients, and of what autograd saved behind them."""
+    """Bytes by address: of the tensors themselves, of their gradients, and of what autograd saved for them."""
 
     objects: set[int] = field(default_factory=set)  # by identity
     own: Storages = field(default_factory=dict)
@@ -77,12 +79,12 @@ class Reached:
     graph: Storages = field(default_factory=dict)
 
     def everything(self) -> Storages:
-        """All three."""
+        """All storages."""
         return self.graph | self.gradients | self.own
 
 
 def reach(roots: Iterable[Any], locate: Locate, borders: Collection[int] = frozenset()) -> Reached:
-    """The storages that some objects reach. Objects with these identities (``borders``) are not entered."""
+    """The storages that can be reached from ``roots``, without entering objects whose identities are in ``borders``."""
     walk = _Walk(locate, borders)
     with DisableTorchFunctionSubclass():
         walk.enter(roots)
@@ -90,23 +92,23 @@ def reach(roots: Iterable[Any], locate: Locate, borders: Collection[int] = froze
 
 
 def without(storages: Storages, others: Collection[int]) -> Storages:
-    """Those at other addresses."""
+    """The storages that are not in ``others``."""
     return {address: num_bytes for address, num_bytes in storages.items() if address not in others}
 
 
 def namespaces_of_modules() -> dict[int, str]:
-    """Names of all modules by the identity of their variables: who reaches a module does not hold what is in it."""
+    """Names of modules by the identity of their ``__dict__``. Who refers to a module does not hold what is in it."""
     modules = [(name, one) for name, one in list(sys.modules.items()) if issubclass(type(one), types.ModuleType)]
     return {id(object.__getattribute__(module, "__dict__")): name for name, module in modules}
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether its type is a tensor's; ``isinstance`` would ask a proxy, which answers for another object."""
+    """Whether it is a tensor, by its type; ``isinstance`` would ask a proxy, which answers for another object."""
     return issubclass(type(value), torch.Tensor)
 
 
 def referents(value: Any) -> Iterable[Any]:
-    """What an object holds, but for its code's global variables and the calls around a frame."""
+    """What an object refers to, without the global variables of a function and the callers of a frame."""
     kind = type(value)
     if kind is types.FunctionType:
         return [*(value.__closure__ or ()), value.__defaults__, value.__kwdefaults__, value.__dict__]
@@ -137,32 +139,32 @@ class _Walk:
         self._locate = locate
         self._borders = borders
         self._seen: dict[int, Any] = {}  # with the objects: an identity is unique as long as they live
-        self._looks: dict[type, Callable[[_Walk, Any], Iterable[Any]]] = {}  # unbound: no reference cycle
+        self._visitors: dict[type, Callable[[_Walk, Any], Iterable[Any]]] = {}  # unbound: no reference cycle
 
     def enter(self, roots: Iterable[Any]) -> None:
-        """Visit all that the roots lead to, one step further each time."""
+        """Visit all objects that can be reached from the roots, breadth first."""
         step = self._unseen(roots)
         while step:
             self._seen |= step
             found: list[Any] = []
             for value in step.values():
                 kind = type(value)
-                look = self._looks.get(kind) or self._looks.setdefault(kind, _look_for(kind))
-                found.extend(look(self, value))
+                visit = self._visitors.get(kind) or self._visitors.setdefault(kind, _visitor_of(kind))
+                found.extend(visit(self, value))
             step = self._unseen(found)
 
     def _unseen(self, values: Iterable[Any]) -> dict[int, Any]:
-        """Those not visited yet, once each, by identity. What the collector does not track holds nothing."""
+        """Objects not visited yet, by identity. Objects that the garbage collector does not track hold nothing."""
         seen, borders = self._seen, self._borders
         return {id(one): one for one in values if id(one) not in seen and gc.is_tracked(one) and id(one) not in borders}
 
     def finish(self) -> Reached:
-        """What was reached, with the objects on the way."""
+        """The storages reached, with all objects visited."""
         self.reached.objects.update(self._seen)
         return self.reached
 
     def of_tensor(self, tensor: torch.Tensor) -> list[Any]:
-        """Note a tensor's storages; the Python objects that it holds."""
+        """Note a tensor's storages; returns the Python objects that it refers to."""
         self._note(tensor, self.reached.own)
         node = tensor.grad_fn
         if node is not None:
@@ -180,7 +182,7 @@ class _Walk:
                 found[place[0]] = place[1]
 
     def _of_graph(self, last: Any) -> list[Any]:
-        """Note what the nodes behind a result saved; what hooks on saved tensors keep instead of tensors."""
+        """Note the tensors saved in a result's graph; returns what hooks on saved tensors keep in place of tensors."""
         others: list[Any] = []
         pending = [last]
         while pending:
@@ -190,7 +192,7 @@ class _Walk:
             self._seen[id(node)] = node
             pending.extend(before for before, _ in node.next_functions)
             others.extend(gc.get_referents(node))
-            for saved in (*_saved_by(node), getattr(node, "variable", None)):
+            for saved in (*_saved_values(node), getattr(node, "variable", None)):
                 if is_tensor(saved):
                     self.reached.objects.add(id(saved))
                     self._note(saved, self.reached.graph)
@@ -203,8 +205,8 @@ def _nothing(_walk: _Walk, _value: Any) -> Iterable[Any]:
     return ()
 
 
-def _look_for(kind: type) -> Callable[[_Walk, Any], Iterable[Any]]:
-    """What gives the objects that one of this kind leads to."""
+def _visitor_of(kind: type) -> Callable[[_Walk, Any], Iterable[Any]]:
+    """The function that returns the objects to visit after one of this type."""
     if issubclass(kind, torch.Tensor):
         return _Walk.of_tensor
     if issubclass(kind, types.ModuleType) or module_of(kind).partition(".")[0] in _MACHINERY:
@@ -212,8 +214,8 @@ def _look_for(kind: type) -> Callable[[_Walk, Any], Iterable[Any]]:
     return lambda _, value: referents(value)
 
 
-def _saved_by(node: Any) -> Iterator[Any]:
-    """What a node saved, as it is kept: unpacking would call the user's hooks, and recompute under checkpointing."""
+def _saved_values(node: Any) -> Iterator[Any]:
+    """What a node saved, packed: unpacking would call the user's hooks, and recompute under checkpointing."""
     for name in dir(type(node)):
         if name.startswith(_RAW_SAVED):
             try:

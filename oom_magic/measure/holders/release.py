@@ -1,4 +1,4 @@
-"""``release``: free what failures still hold, and say who holds the rest."""
+"""``release``: free the memory that errors keep alive, and say who holds the rest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from oom_magic.measure.holders.failed_frames import (
     find_error_frames,
     forget_last_error,
     running_shell,
-    told_apart,
+    separate_error,
     users_names,
 )
 from oom_magic.measure.holders.inventory import (
@@ -49,31 +49,34 @@ class DeviceChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """Something that was released, and the bytes that only it held; ``is_own``: it is the error in question."""
+class FreedItem:
+    """An error or a name that was released, and the bytes that it alone held.
+
+    ``is_of_error``: it is the error that the caller asked about.
+    """
 
     what: str
     num_bytes: int
-    is_own: bool = False
+    is_of_error: bool = False
 
 
 @dataclass(frozen=True, repr=False)
 class Released(Result):
     """What ``release`` freed, or in a dry run would free, and who holds the rest. Sizes in bytes.
 
-    ``devices`` is empty where there is none, or none was used yet. ``holders`` count each byte once. Without
-    ``has_gpu`` torch finds no accelerator: what is told is the pretend GPU's memory, if any.
+    ``devices`` is empty if none was used yet. ``holders`` count each byte once. Without ``has_gpu`` torch finds no
+    accelerator, and the devices are those of the pretend GPU.
     """
 
     devices: tuple[DeviceChange, ...] = ()
-    gone: tuple[Gone, ...] = ()
+    freed: tuple[FreedItem, ...] = ()
     holders: tuple[MemoryHolder, ...] = ()
     is_dry_run: bool = False
     has_gpu: bool = True
 
     @property
     def freed_allocated_bytes(self) -> int:
-        """What was in tensors, on all devices."""
+        """The tensors freed, on all devices."""
         return sum(one.before.allocated_bytes - one.after.allocated_bytes for one in self.devices)
 
     @property
@@ -88,13 +91,13 @@ class Released(Result):
 
     @property
     def unnamed_bytes(self) -> int:
-        """Bytes allocated outside tensors that Python can see: rounding, workspaces, buffers of libraries."""
+        """Bytes allocated for no tensor that Python can see: rounding, workspaces, buffers of libraries."""
         return max(self.allocated_bytes - sum(holder.num_bytes for holder in self.holders), 0)
 
-    def with_earlier(self, gone: Sequence[Gone]) -> Released:
-        """The same, and what of ``gone``, found earlier, Python has collected since."""
-        here = {one.what for one in self.gone}
-        return replace(self, gone=(*self.gone, *(one for one in gone if one.what not in here)))
+    def with_earlier(self, earlier: Sequence[FreedItem]) -> Released:
+        """The same, with items found earlier that Python has collected since."""
+        names = {item.what for item in self.freed}
+        return replace(self, freed=(*self.freed, *(item for item in earlier if item.what not in names)))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, ready for JSON."""
@@ -108,11 +111,15 @@ def release(
     out: bool = False,
     dry_run: bool = False,
 ) -> Released:
-    """Free what errors still hold on torch's accelerator and empty its cache; what went, and who holds the rest.
+    """Free what errors keep alive on torch's accelerator and empty its cache.
 
-    Of yours only the variables in ``names`` are deleted and, with ``out``, all results that IPython keeps.
-    ``namespace`` is where names are looked up (default: the notebook's, or the caller's globals). ``dry_run`` changes
-    nothing and tells what would go. Afterwards ``%debug`` finds the frames of earlier errors empty, and says so.
+    Returns what was freed and who holds the rest. Afterwards ``%debug`` finds the frames of earlier errors empty, and
+    says so.
+
+    ``namespace``: where names are looked up (default: the notebook's, or the caller's globals).
+    ``names``: variables to delete, too.
+    ``out``: the results that IPython keeps are dropped, too.
+    ``dry_run``: change nothing, and return what would be freed.
     """
     found = users_names(1) if namespace is None else namespace
     return release_from(find_accelerators(), found, names=names, out=out, dry_run=dry_run)
@@ -125,15 +132,15 @@ def release_from(
     names: Sequence[str] = (),
     out: bool = False,
     dry_run: bool = False,
-    usual: Mapping[str, int] = MappingProxyType({}),
+    allocated_before: Mapping[str, int] = MappingProxyType({}),
 ) -> Released:
     """``release`` on the devices of ``memories``; without any, errors are left as they are.
 
-    ``usual`` is what was allocated before the error (bytes by device), where that is known.
+    ``allocated_before``: bytes by device that were allocated before the error, if known.
     """
-    _check(names, namespace)
+    _check_names(names, namespace)
     with gc_disabled():
-        return _release(memories, namespace, names, out, dry_run, usual)
+        return _release(memories, namespace, names, out, dry_run, allocated_before)
 
 
 def _release(
@@ -142,19 +149,18 @@ def _release(
     names: Sequence[str],
     out: bool,
     dry_run: bool,
-    usual: Mapping[str, int],
+    allocated_before: Mapping[str, int],
 ) -> Released:
     before = _levels(memories)
     failed = find_error_frames() if before else []
-    locate = locating(memories)
+    locate = make_locate(memories)
     by_holder = (
         storages_by_holder(namespace, locate, {id(frame) for one in failed for frame in one.frames})
         if before
         else HolderStorages()
     )
-    leaving = {*names, *_results(namespace, out)}
-    staying = by_holder.without(leaving)
-    gone = tuple(_going(failed, by_holder, staying, locate))
+    remaining = by_holder.without({*names, *_kept_results(namespace, out)})
+    freed = tuple(_freed_items(failed, by_holder, remaining, locate))
     if not dry_run:
         _delete(namespace, names, out)
         if before:
@@ -164,37 +170,38 @@ def _release(
         failed.clear()
         gc.collect()
         for memory in memories:
-            memory.give_back(usual)
+            memory.return_cached(allocated_before)
     after = _levels(memories)
     changes = tuple(DeviceChange(device, before.get(device, now), now) for device, now in after.items())
     has_gpu = not all(memory.is_fake for memory in memories)
-    return Released(changes, gone, find_memory_holders(by_holder if dry_run else staying, locate), dry_run, has_gpu)
+    holders = find_memory_holders(by_holder if dry_run else remaining, locate)
+    return Released(changes, freed, holders, dry_run, has_gpu)
 
 
 def find_all_holders(
     memories: Sequence[Memory], namespace: MutableMapping[str, Any], error: BaseException | None = None
 ) -> Released:
-    """What ``release`` would free and which names hold the rest, without unnamed holders; nothing is changed.
+    """What ``release`` would free, and which names hold the rest; nothing is changed.
 
-    What ``error`` itself holds is told apart from what others do.
+    What ``error`` holds is separate from what other errors hold. Holders without a name are not searched for.
     """
     with gc_disabled():
-        failed, locate = told_apart(find_error_frames(), error), locating(memories)
+        failed, locate = separate_error(find_error_frames(), error), make_locate(memories)
         by_holder = storages_by_holder(namespace, locate, {id(frame) for one in failed for frame in one.frames})
         return Released(
-            (), tuple(_going(failed, by_holder, by_holder, locate)), named_holders(by_holder), is_dry_run=True
+            (), tuple(_freed_items(failed, by_holder, by_holder, locate)), named_holders(by_holder), is_dry_run=True
         )
 
 
 def storages_of_earlier_errors(
     memories: Sequence[Memory], namespace: MutableMapping[str, Any], error: BaseException | None
 ) -> Storages:
-    """Bytes by address that errors before ``error`` hold, and nothing else."""
+    """Bytes by address of the storages that only errors before ``error`` hold."""
     with gc_disabled():
-        failed, locate = told_apart(find_error_frames(), error), locating(memories)
+        failed, locate = separate_error(find_error_frames(), error), make_locate(memories)
         by_holder = storages_by_holder(namespace, locate, {id(frame) for one in failed for frame in one.frames})
-        parts = _alone(_held_by(failed, locate), by_holder.storages())
-        earlier = [part for (_title, is_own), part in parts if not is_own]
+        parts = _exclusive_parts(_reached_by_errors(failed, locate), by_holder.storages())
+        earlier = [part for (_title, is_of_error), part in parts if not is_of_error]
         return {address: num_bytes for part in earlier for address, num_bytes in part.items()}
 
 
@@ -210,8 +217,8 @@ def _levels(memories: Sequence[Memory]) -> dict[str, Levels]:
     return {device: levels for memory in memories for device, levels in memory.levels().items()}
 
 
-def locating(memories: Sequence[Memory]) -> Locate:
-    """Finds storages on any of these memories."""
+def make_locate(memories: Sequence[Memory]) -> Locate:
+    """A function that finds a tensor's storage on any of these devices."""
     if len(memories) == 1:
         return memories[0].storage
 
@@ -225,7 +232,7 @@ def locating(memories: Sequence[Memory]) -> Locate:
     return locate
 
 
-def _check(names: Sequence[str], namespace: MutableMapping[str, Any]) -> None:
+def _check_names(names: Sequence[str], namespace: MutableMapping[str, Any]) -> None:
     """Raise for a name that does not exist, before anything is deleted."""
     for name in names:
         if name not in namespace:
@@ -234,36 +241,41 @@ def _check(names: Sequence[str], namespace: MutableMapping[str, Any]) -> None:
             raise ValueError(_("names: there is no variable {name!r}{offer}", name=name, offer=offer))
 
 
-def _results(namespace: Mapping[str, Any], out: bool) -> list[str]:
+def _kept_results(namespace: Mapping[str, Any], out: bool) -> list[str]:
     return [name for name, _unused in named_values(namespace) if name.startswith("Out[")] if out else []
 
 
-def _going(
-    failed: Sequence[ErrorFrames], by_holder: HolderStorages, staying: HolderStorages, locate: Locate
-) -> Iterator[Gone]:
-    """What errors hold, then names to delete, without what stays or was already counted; largest first."""
-    known = staying.storages()
-    of_names = [((key[0], False), storages) for key, storages in by_holder.rows.items() if key not in staying.rows]
-    for parts in _held_by(failed, locate), of_names:
-        sizes: Counter[_What] = Counter()
-        for what, going in _alone(parts, known):
-            sizes[what] += sum(going.values())
-        yield from (Gone(what, num_bytes, is_own) for (what, is_own), num_bytes in sizes.most_common() if num_bytes)
+def _freed_items(
+    failed: Sequence[ErrorFrames], by_holder: HolderStorages, remaining: HolderStorages, locate: Locate
+) -> Iterator[FreedItem]:
+    """Errors, then deleted names, each with what neither ``remaining`` holders nor an earlier item hold."""
+    known = remaining.storages()
+    of_names = [((key[0], False), storages) for key, storages in by_holder.rows.items() if key not in remaining.rows]
+    for parts in _reached_by_errors(failed, locate), of_names:
+        sizes: Counter[_Key] = Counter()
+        for key, storages in _exclusive_parts(parts, known):
+            sizes[key] += sum(storages.values())
+        for (what, is_of_error), num_bytes in sizes.most_common():
+            if num_bytes:
+                yield FreedItem(what, num_bytes, is_of_error)
 
 
-_What = tuple[str, bool]  # its title, and whether it is the error in question
+_Key = tuple[str, bool]  # the title, and whether it is the error that the caller asked about
 
 
-def _held_by(failed: Sequence[ErrorFrames], locate: Locate) -> list[tuple[_What, Storages]]:
-    """What the frames of each error lead to."""
-    borders = {*namespaces_of_modules(), *(id(frame) for one in failed for frame in one.frames)}
-    found = [((one.title, one.is_own), [value for frame in one.frames for value in referents(frame)]) for one in failed]
-    return [(what, reach(roots, locate, borders).everything()) for what, roots in found]
+def _reached_by_errors(failed: Sequence[ErrorFrames], locate: Locate) -> list[tuple[_Key, Storages]]:
+    """The storages that the frames of each error reach."""
+    borders = {*namespaces_of_modules(), *(id(frame) for error in failed for frame in error.frames)}
+    found = []
+    for error in failed:
+        roots = [value for frame in error.frames for value in referents(frame)]
+        found.append(((error.title, error.is_of_error), reach(roots, locate, borders).everything()))
+    return found
 
 
-def _alone(parts: Iterable[tuple[_What, Storages]], known: Storages) -> Iterator[tuple[_What, Storages]]:
-    """Each part without what is ``known``, to which it is added."""
-    for what, storages in parts:
-        going = without(storages, known)
-        known |= going
-        yield what, going
+def _exclusive_parts(parts: Iterable[tuple[_Key, Storages]], known: Storages) -> Iterator[tuple[_Key, Storages]]:
+    """Each part without the storages in ``known``, to which they are added."""
+    for key, storages in parts:
+        exclusive = without(storages, known)
+        known |= exclusive
+        yield key, exclusive

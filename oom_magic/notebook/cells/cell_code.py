@@ -1,4 +1,4 @@
-"""The statements of a failed cell, as a rehearsal executes them: without the magics around them."""
+"""The code of a failed cell as a rehearsal executes it: without magics, prints and writes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from oom_magic.notebook.options import with_cards_quoted
 
 _MAIN = "__main__"
-_TIMED = ("<timed exec>", "<timed eval>")  # IPython/core/magics/execution.py, ``time``
-# Magics that run the statement behind them, or the cell below, each with its options that take a value.
-_RUNNING = {
+_TIMED_FILES = ("<timed exec>", "<timed eval>")  # IPython/core/magics/execution.py, ``time``
+# Magics that run the rest of their line, or their cell, each with its options that take a value.
+_RUNNING_MAGICS = {
     "gpumem": "--gpu --memory --steps --device --top -o --output --json",
     "time": "",
     "timeit": "-n -r -p",
@@ -32,11 +32,11 @@ _RUNNING = {
 
 
 # Functions that print or write their arguments, and those that only read them.
-_TELLING = (
+_PRINTING_CALLS = (
     "print pprint display info debug warning savefig show save savez save_file save_pretrained save_model dump "
     "to_csv to_json to_parquet to_excel write writelines writerow writerows write_text write_bytes"
 )
-_LOOKING = (
+_READING_CALLS = (
     "len str repr int float round sum min max format join item tolist state_dict keys memory_allocated "
     "max_memory_allocated memory_reserved max_memory_reserved memory_summary time open Path dumps"
 )
@@ -72,31 +72,31 @@ class CellCode:
 
 
 def code_of(shell: InteractiveShell, source: str, names: dict[str, Any]) -> CellCode:
-    """What a cell executes: its own statements, those behind ``%%time`` or ``%gpumem``, or a script that it runs.
+    """What a cell executes: its statements, those under ``%%time`` or ``%gpumem``, or a script that it runs.
 
-    Statements that only call the shell, print or write are left out. ``names`` are those that the cell sees.
+    Statements that only call the shell, print or write are left out. ``names`` are the cell's variables.
     """
     tree = _without_magics(shell, ast.parse(shell.transform_cell(source)))
     script = _script_of(tree)
     if script is None:
-        tree.body = [one for one in tree.body if not _calls_shell(one) and not _only_tells(one)]
+        tree.body = [one for one in tree.body if not _calls_shell(one) and not _only_prints(one)]
         return CellCode(tree, names)
     path, arguments, is_interactive = script
     own = names if is_interactive else {"__name__": _MAIN, "__file__": str(path), "__builtins__": __builtins__}
     return CellCode(ast.parse(path.read_bytes()), own, str(path), [str(path), *arguments])
 
 
-def names_made(tree: ast.Module) -> frozenset[str]:
+def newly_assigned_names(tree: ast.Module) -> frozenset[str]:
     """The names that a cell assigns without reading their earlier value first."""
     made: set[str] = set()
     read: set[str] = set()
     for statement in tree.body:
-        _note_names(statement, made, read)
+        _note_assigned(statement, made, read)
     return frozenset(made)
 
 
-def _note_names(node: ast.AST, made: set[str], read: set[str]) -> None:
-    """Note the names of a node in the order in which it is executed."""
+def _note_assigned(node: ast.AST, made: set[str], read: set[str]) -> None:
+    """Note the names that a node assigns and reads, in the order of execution."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         made.add(node.name)
         return
@@ -115,21 +115,21 @@ def _note_names(node: ast.AST, made: set[str], read: set[str]) -> None:
     parts = list(ast.iter_child_nodes(node))
     targets = [one for one in parts if one in (*getattr(node, "targets", ()), getattr(node, "target", None))]
     for part in (*(one for one in parts if one not in targets and not isinstance(one, ast.stmt)), *targets):
-        _note_names(part, made, read)
+        _note_assigned(part, made, read)
     for part in parts:
         if isinstance(part, ast.stmt):
-            _note_names(part, made, read)
+            _note_assigned(part, made, read)
 
 
 @contextmanager
 def timed_lines_known(shell: InteractiveShell, source: str) -> Iterator[None]:
-    """The lines of a cell under ``%%time``, which IPython compiles under a name that leads to no text."""
+    """Tracebacks inside the block show the lines of a cell under ``%%time``, which IPython does not keep."""
     text = ""
     with suppress(SyntaxError):
-        text = _timed(shell, source)
+        text = _timed_source(shell, source)
     entry = (len(text), None, text.splitlines(keepends=True))
-    before = {file: linecache.cache.pop(file, None) for file in _TIMED}
-    linecache.cache.update({file: (*entry, file) for file in _TIMED} if text else {})
+    before = {file: linecache.cache.pop(file, None) for file in _TIMED_FILES}
+    linecache.cache.update({file: (*entry, file) for file in _TIMED_FILES} if text else {})
     try:
         yield
     finally:
@@ -138,35 +138,35 @@ def timed_lines_known(shell: InteractiveShell, source: str) -> Iterator[None]:
             linecache.cache.update({} if known is None else {file: known})
 
 
-def _timed(shell: InteractiveShell, source: str) -> str:
+def _timed_source(shell: InteractiveShell, source: str) -> str:
     """What ``%%time`` runs, as IPython compiles it; "" without one."""
     calls = filter(None, map(_magic_call, ast.parse(shell.transform_cell(source)).body))
-    name, _, cell = next((one for one in calls if one[0] in _RUNNING and one[2]), ("", "", ""))
-    return shell.transform_cell(cell) if name == "time" else _timed(shell, cell) if cell else ""
+    name, _, cell = next((one for one in calls if one[0] in _RUNNING_MAGICS and one[2]), ("", "", ""))
+    return shell.transform_cell(cell) if name == "time" else _timed_source(shell, cell) if cell else ""
 
 
-def _only_tells(statement: ast.stmt) -> bool:
+def _only_prints(statement: ast.stmt) -> bool:
     """Whether a statement only prints or writes existing values."""
     call = statement.value if isinstance(statement, ast.Expr) else None
-    if not isinstance(call, ast.Call) or ast.unparse(call.func).rpartition(".")[2] not in _TELLING.split():
+    if not isinstance(call, ast.Call) or ast.unparse(call.func).rpartition(".")[2] not in _PRINTING_CALLS.split():
         return False
     inner = [node for node in ast.walk(statement) if isinstance(node, ast.Call) and node is not call]
-    return all(ast.unparse(node.func).rpartition(".")[2] in _LOOKING.split() for node in inner)
+    return all(ast.unparse(node.func).rpartition(".")[2] in _READING_CALLS.split() for node in inner)
 
 
 def _without_magics(shell: InteractiveShell, tree: ast.Module) -> ast.Module:
-    """The tree with what a magic runs in the magic's place."""
+    """The tree with each magic replaced by the statements that it runs."""
     body: list[ast.stmt] = []
     for statement in tree.body:
         called = _magic_call(statement)
-        inner = None if called is None else _run_by(shell, *called)
+        inner = None if called is None else _statements_run_by(shell, *called)
         body += [statement] if inner is None else inner.body
     tree.body = body
     return tree
 
 
 def _magic_call(statement: ast.stmt) -> tuple[str, str, str] | None:
-    """Name, line and cell of the magic that a statement calls and nothing else."""
+    """Name, line and cell of the magic that a statement calls; None for any other statement."""
     call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
     if not (isinstance(call, ast.Call) and _calls_shell(statement) and isinstance(call.func, ast.Attribute)):
         return None
@@ -177,12 +177,12 @@ def _magic_call(statement: ast.stmt) -> tuple[str, str, str] | None:
     return name, line, cell[0] if cell else ""
 
 
-def _run_by(shell: InteractiveShell, name: str, line: str, cell: str) -> ast.Module | None:
+def _statements_run_by(shell: InteractiveShell, name: str, line: str, cell: str) -> ast.Module | None:
     """The statements that a magic runs; None for a magic that runs no code of the notebook."""
-    if name not in _RUNNING:
+    if name not in _RUNNING_MAGICS:
         return None
     with suppress(SyntaxError):
-        code = cell or _without_options(line, _RUNNING[name].split())
+        code = cell or _without_options(line, _RUNNING_MAGICS[name].split())
         return _without_magics(shell, ast.parse(shell.transform_cell(code)))
     return None
 
@@ -194,11 +194,11 @@ def _without_options(line: str, valued: list[str]) -> str:
         option, _, words = words.partition(" ")
         words = words.lstrip()
         if option in valued and words:
-            words = _behind_value(words)
+            words = _after_value(words)
     return words
 
 
-def _behind_value(words: str) -> str:
+def _after_value(words: str) -> str:
     quote = words[0] if words[0] in "'\"" else ""
     _, _, rest = words[1:].partition(quote) if quote else words.partition(" ")
     return rest.lstrip()

@@ -1,4 +1,4 @@
-"""What ``%oom_explain`` explains: the last failure of this kernel, a file, or pasted text. First words, then prices."""
+"""``%oom_explain``: explains the last failure of this kernel, a file, or pasted text, then evaluates remedies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from oom_magic.predict.setups.setup import TrainingSetup
 
 
-def evaluations(
+def evaluate_remedies(
     shell: InteractiveShell,
     runner: CellRunner,
     cell: FailedCell,
@@ -48,7 +48,9 @@ def evaluations(
     from oom_magic.predict.isolation.live_objects import heap_set_aside
 
     device = None if cell.is_dry else _device(diagnosis)
-    gpu, memory = _card(diagnosis, report) if device is None else (_as_gpu(device, _number(diagnosis)), None)
+    gpu, memory = (
+        _card_of_run(diagnosis, report) if device is None else (_gpu_like(device, _device_index(diagnosis)), None)
+    )
     held = held_by_earlier_errors(shell, runner, getattr(sys, "last_value", None))
     with ExitStack() as stack:
         names: dict[str, Any] = (users := shell.user_ns)
@@ -56,7 +58,7 @@ def evaluations(
             names = stack.enter_context(runner.names.entered(shell))
         stack.enter_context(heap_set_aside())
         code = code_of(shell, cell.source, names)
-        origin, there_before = runner.session if cell.is_dry else None, _located_before(shell, runner, cell)
+        origin, there_before = runner.session if cell.is_dry else None, _locate_before(shell, runner, cell)
         total = gpu.total_bytes if memory is None else memory
         rehearsal = CellRehearsal(
             code.execute,
@@ -68,30 +70,33 @@ def evaluations(
             start=cell.start,
             find_in_the_way=lambda needed: find_in_the_way(names, needed, there_before, total),
             decided=runner.decided(users, names),
-            machine={"num_gpus": _num_cards()} if origin is None else origin.machine,
+            machine={"num_gpus": _num_cards()} if origin is None else origin.hardware.options,
             arguments=code.arguments,
             absent=held,
         )
-        left = _find_names_left(names, names_and_places(shell, runner)[1], cell.start, total)
+        left = _names_left_finder(names, names_and_places(shell, runner)[1], cell.start, total)
         yield from advise(diagnosis, rehearsal, gpu, report, device=device, names_left=left)
 
 
-def _find_names_left(
+def _names_left_finder(
     names: Mapping[str, Any], locate: Locate, start: StartingPoint | None, total_bytes: int
 ) -> Callable[[], Collection[str]]:
-    """Finds the names that the failed cell bound to memory, without those that running it again reads before that."""
+    """A function that finds the variables with which the failed cell still holds memory.
+
+    Without those that the cell reads before it assigns them, when it is run again.
+    """
     from oom_magic.explain.remedies.room import find_in_the_way
 
     @cache
-    def holding(gone: frozenset[str]) -> Collection[str]:
-        found = find_in_the_way(names, names.keys() - gone, locate, total_bytes) if gone else None
+    def holding_memory(candidates: frozenset[str]) -> Collection[str]:
+        found = find_in_the_way(names, names.keys() - candidates, locate, total_bytes) if candidates else None
         return () if found is None else found.names
 
-    return lambda: () if start is None else holding(frozenset(start.dropped - start.needed))
+    return lambda: () if start is None else holding_memory(frozenset(start.dropped - start.needed))
 
 
-def _located_before(shell: InteractiveShell, runner: CellRunner, cell: FailedCell) -> Locate:
-    """Where tensors lie that were there when a cell began which failed since."""
+def _locate_before(shell: InteractiveShell, runner: CellRunner, cell: FailedCell) -> Locate:
+    """A function that locates tensors, if they were on the device before the failed cell began."""
     from oom_magic.notebook.cells.releasing import names_and_places
 
     _, locate = names_and_places(shell, runner)
@@ -107,13 +112,10 @@ def _located_before(shell: InteractiveShell, runner: CellRunner, cell: FailedCel
 
 
 def _device(diagnosis: Diagnosis) -> Device | None:
-    """The card that the cell failed on, as torch and the driver describe it; None where there is none here."""
-    from oom_magic.measure.device.cards import (
-        current_device,  # these load torch
-        is_available,
-    )
+    """The card that the cell failed on, as torch and the driver describe it; None without a GPU."""
+    from oom_magic.measure.device.cards import current_device, is_available  # these load torch
 
-    return current_device(_number(diagnosis)) if is_available() else None
+    return current_device(_device_index(diagnosis)) if is_available() else None
 
 
 def _num_cards() -> int:
@@ -123,12 +125,12 @@ def _num_cards() -> int:
     return max(read_num_cards(), 1)
 
 
-def _number(diagnosis: Diagnosis) -> int:
+def _device_index(diagnosis: Diagnosis) -> int:
     failure = diagnosis.main_failure
     return 0 if failure is None else failure.device_index or 0
 
 
-def _as_gpu(device: Device, index: int) -> GPU:
+def _gpu_like(device: Device, index: int) -> GPU:
     """The same card for dry runs."""
     from oom_magic.measure.device.cards import num_multiprocessors
 
@@ -142,7 +144,7 @@ def _as_gpu(device: Device, index: int) -> GPU:
     )
 
 
-def _card(diagnosis: Diagnosis, report: MemoryReport | None) -> tuple[GPU, int | None]:
+def _card_of_run(diagnosis: Diagnosis, report: MemoryReport | None) -> tuple[GPU, int | None]:
     """The card of the failed run: by its name, else one of its size; and its memory."""
     failure = diagnosis.main_failure
     total = report.device.total_bytes if report is not None else failure.total_bytes if failure else None
@@ -156,14 +158,14 @@ def _card(diagnosis: Diagnosis, report: MemoryReport | None) -> tuple[GPU, int |
 
 
 def explain_pasted(shell: InteractiveShell, text: str, options: Any) -> Diagnosis:
-    """Explain a message that came from elsewhere."""
+    """Explain a pasted text."""
     if not text.strip():
         raise _usage_error("usage_no_paste", options)
     return _explain_text(shell, text, options)
 
 
 def explain_path(shell: InteractiveShell, path: str, options: Any) -> Diagnosis:
-    """Explain what a log file says."""
+    """Explain a log file."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise _usage_error("usage_no_file", options, path=path)
@@ -171,7 +173,7 @@ def explain_path(shell: InteractiveShell, path: str, options: Any) -> Diagnosis:
 
 
 def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRunner, options: Any) -> Diagnosis:
-    """Explain the last out-of-memory error; IPython keeps it for ``%debug`` until another error comes."""
+    """Explain the last out-of-memory error: the exception that IPython keeps for ``%debug``, else its text."""
     error = getattr(sys, "last_value", None)
     is_live = error is not None and (is_out_of_memory(error) or not failures.last_text)
     problem = error if is_live else failures.last_text
@@ -189,7 +191,7 @@ def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRu
 def _explain_here(
     shell: InteractiveShell, runner: CellRunner, problem: Any, cell: FailedCell | None, options: Any
 ) -> Diagnosis:
-    """Explain an error of this kernel, or its text, that ``cell`` failed with, if that is known."""
+    """Explain an error of this kernel, or its text, and evaluate remedies if the cell that failed is known."""
     from oom_magic.explain.advice import before_evaluation
     from oom_magic.explain.evidence.causes import Evidence
     from oom_magic.explain.explainer import Explainer
@@ -213,13 +215,13 @@ def _explain_here(
         return diagnosis
     print(*wrap(translate("rehearses", diagnosis.lang)), sep="\n")
     diagnosis = before_evaluation(diagnosis)
-    if cell.is_supposed:
+    if cell.is_inferred:
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, Evidence("start_supposed")))
-    return _show(shell, diagnosis, evaluations(shell, runner, cell, diagnosis, report))
+    return _show(shell, diagnosis, evaluate_remedies(shell, runner, cell, diagnosis, report))
 
 
 def _explain_text(shell: InteractiveShell, problem: Any, options: Any) -> Diagnosis:
-    """Explain a failure that cannot be rehearsed itself; prices are those of the run that options describe."""
+    """Explain a failure by its text, and evaluate remedies if the options describe a run."""
     from oom_magic.explain.advice import before_evaluation
     from oom_magic.explain.explainer import explain
 
@@ -257,35 +259,35 @@ def _usage_error(key: str, options: Any, **values: object) -> UsageError:
     return UsageError(translate(key, _language(options), **values))
 
 
-def _show(shell: InteractiveShell, diagnosis: Diagnosis, evaluations: Iterator[Diagnosis]) -> Diagnosis:
-    """Show first words at once and prices as they are found; a terminal, which cannot update, gets all at the end."""
+def _show(shell: InteractiveShell, diagnosis: Diagnosis, evaluate_remedies: Iterator[Diagnosis]) -> Diagnosis:
+    """Show the diagnosis, updated as remedies are evaluated; a terminal gets a headline, then all at the end."""
     from oom_magic.explain.sentences.catalogue import translate
 
     start = time.monotonic()
     can_update = getattr(shell, "kernel", None) is not None
     handle = display(diagnosis, display_id=True) if can_update else None
     if not can_update:
-        print(_first_words(diagnosis))
+        print(_headline(diagnosis))
     try:
-        for diagnosis in evaluations:
+        for diagnosis in evaluate_remedies:
             if handle is not None:
                 handle.update(diagnosis)
     except KeyboardInterrupt:  # what was found until then counts
-        print(translate("interrupted_rehearsals", diagnosis.lang, count=_rehearsed(diagnosis)))
+        print(translate("interrupted_rehearsals", diagnosis.lang, count=_num_rehearsed(diagnosis)))
     if handle is not None:
         seconds = f"{time.monotonic() - start:.0f}"
-        text = translate("priced", diagnosis.lang, count=_rehearsed(diagnosis), seconds=seconds)
+        text = translate("priced", diagnosis.lang, count=_num_rehearsed(diagnosis), seconds=seconds)
         handle.update({"text/plain": text}, raw=True)
     return diagnosis
 
 
-def _rehearsed(diagnosis: Diagnosis) -> int:
-    """How many remedies have a run of their own: a larger card and what takes too long have none."""
+def _num_rehearsed(diagnosis: Diagnosis) -> int:
+    """How many remedies were rehearsed: a larger card needs no run, and some take too long."""
     return sum(remedy.peak_allocated_bytes is not None for remedy in diagnosis.remedies)
 
 
-def _first_words(diagnosis: Diagnosis) -> str:
-    """The headline: what did not fit and why, without prices."""
+def _headline(diagnosis: Diagnosis) -> str:
+    """What did not fit and why, without remedies."""
     from oom_magic.views.blocks import Sentence
 
     description = diagnosis.describe()

@@ -1,4 +1,4 @@
-"""One ``%%gpumem`` cell: measured on a GPU, else followed on a pretend one; report first, then errors."""
+"""Runs ``%%gpumem`` cells: measured on a GPU, else dry-run on a pretend one; the report is shown before any error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from IPython.display import display
 from oom_magic.inputs import parse_bytes
 from oom_magic.language import _
 from oom_magic.notebook.cells.names import DryNamespace
-from oom_magic.notebook.cells.running import CompiledCell, shown_short, trimmed
+from oom_magic.notebook.cells.running import CompiledCell, shortened, trimmed
 from oom_magic.notebook.options import checked
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, checked_number, counted, find_gpu
 from oom_magic.predict.setups.hardware import Hardware
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.cpu_runs import StayedOnCPU
     from oom_magic.predict.instrumentation.decided.decided_names import DecidedNames
-    from oom_magic.predict.instrumentation.training import StopAfter
+    from oom_magic.predict.instrumentation.stop_rule import StopAfter
     from oom_magic.predict.session import DrySession
 
 
 @dataclass(frozen=True, slots=True)
 class CardOptions:
-    """The pretend GPU: a name of the catalogue, its memory where it is not the catalogue's, and how many there are."""
+    """The pretend GPU that options describe: name, memory if not the catalogue's, number of cards or processes."""
 
     gpu: str | None = None
     memory_bytes: int | None = None
@@ -49,9 +49,9 @@ class CardOptions:
         num_processes: int | None = None,
         rank: int | None = None,
     ) -> CardOptions:
-        """The cards that ``--gpu``, ``--memory``, ``--num-gpus`` and the job's options ask for.
+        """Checked values of ``--gpu``, ``--memory``, ``--num-gpus``, ``--num-processes``, ``--rank``.
 
-        A UsageError names the fix.
+        Raises UsageError with the fix.
         """
         if num_processes is None and rank is not None:
             raise UsageError(_("--rank: says which process of a job is followed; give --num-processes too."))
@@ -64,7 +64,7 @@ class CardOptions:
         return cls(name, checked("--memory", parse_bytes, memory) if memory else None, number, num_processes, rank or 0)
 
     def over(self, chosen: CardOptions) -> CardOptions:
-        """These cards; what they leave open is as it was chosen for the notebook."""
+        """These options, completed by those ``chosen`` for the notebook."""
         card = self if self.gpu is not None or self.memory_bytes is not None else chosen
         number = self.num_gpus if self.num_gpus is not None or card is self else chosen.num_gpus
         job = self if self.num_processes is not None or card is self else chosen
@@ -86,7 +86,7 @@ class CardOptions:
 
 
 class _UsersNames(Mapping[str, Any]):
-    """The user's names as they are when looked up, without those of IPython that lead to the shell itself."""
+    """The user's variables, read when looked up, without IPython's own that refer to the shell."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._names: dict[str, Any] = shell.user_ns
@@ -102,7 +102,7 @@ class _UsersNames(Mapping[str, Any]):
 
 
 class CellRunner:
-    """What lasts between ``%%gpumem`` cells: the chosen card, what is on it, and the names of dry cells."""
+    """Runs ``%%gpumem`` cells, and keeps between them the chosen card, what is on it, and the names of dry cells."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self.shell = shell
@@ -115,7 +115,7 @@ class CellRunner:
         self._session_card = CardOptions()
 
     def measure(self, cell: CompiledCell, device: int | None) -> Any:
-        """Run the cell for real; its value."""
+        """Run the cell on the GPU and measure it; returns its value."""
         __tracebackhide__ = True
         from oom_magic.measure.measurement import measure
 
@@ -130,7 +130,7 @@ class CellRunner:
     def dry_run(
         self, cell: CompiledCell, card: CardOptions, stop_after_steps: StopAfter, follows_compile: bool = True
     ) -> Any:
-        """Follow the cell on the pretend GPU; its value. Raises the cell's exception or the simulated one."""
+        """Run the cell on the pretend GPU; returns its value. Raises the cell's exception or the simulated one."""
         __tracebackhide__ = True
         self.was_dry = True
         from oom_magic.predict.compiled.calls import run_or_as_written
@@ -140,24 +140,24 @@ class CellRunner:
         values: list[Any] = []
         users = self.shell.user_ns
         with self.names.entered(self.shell) as names:
-            session.let_go_of_failure(names)
+            session.free_failed_run(names)
             decided = self.decided(users, names)
             own = {name: value for name, value in names.items() if name not in cell.rebound}  # for a second run
             written, cell = cell, cell.changed(with_loops)
 
-            def run(one: DrySession) -> DrySession:
-                with self._dropping(written, names, one) as watched:
-                    one.run(lambda: values.append(watched.changed(with_loops).run(names)), [users], [decided])
-                return one
+            def run(session: DrySession) -> DrySession:
+                with self._freeing_dropped(written, names, session) as watched:
+                    session.run(lambda: values.append(watched.changed(with_loops).run(names)), [users], [decided])
+                return session
 
-            def as_written() -> DrySession:
+            def run_eagerly() -> DrySession:
                 names.clear()
                 names.update(own)
                 self.session = session.copy(is_lasting=True, is_limited=True, has_bar=True, follows_compile=False)
                 return run(self.session)
 
             try:
-                session = run_or_as_written(session, lambda: run(session), as_written)
+                session = run_or_as_written(session, lambda: run(session), run_eagerly)
             except BaseException as error:
                 raise trimmed(error)  # noqa: B904 - the same exception, not one that follows from it
             finally:
@@ -165,17 +165,19 @@ class CellRunner:
                 self.last_report = session.report
             stayed = self._stayed_on_cpu(session, cell, users, names)
             self.last_report = session.report
-        self._tell(decided, stayed)
+        self._print_decided_names(decided, stayed)
         if session.report is not None and session.report.timeline.was_left:
-            self.names.leave_out(cell.assigned)
+            self.names.note_unassigned(cell.assigned)
         if session.exception is not None:
             simulated, session.exception = session.exception, None  # it would keep the cell's frames
-            raise shown_short(trimmed(simulated), self.shell)
+            raise shortened(trimmed(simulated), self.shell)
         return values[0] if values else None
 
     @contextmanager
-    def _dropping(self, cell: CompiledCell, names: dict[str, Any], session: DrySession) -> Iterator[CompiledCell]:
-        """The cell so that what dry cells made before, and this one drops, goes when it does."""
+    def _freeing_dropped(
+        self, cell: CompiledCell, names: dict[str, Any], session: DrySession
+    ) -> Iterator[CompiledCell]:
+        """The cell, changed so that values of earlier dry cells are freed when it assigns or deletes their names."""
         from oom_magic.predict.instrumentation.rebound_names import ReboundNames, leaves_of_graphs
 
         if not cell.dropped & self.names.own:
@@ -185,7 +187,7 @@ class CellRunner:
             yield cell.watched(rebound.watched)
 
     def decided(self, users: dict[str, Any], names: dict[str, Any], presumed: Collection[str] = ()) -> DecidedNames:
-        """The names of plain cells that were decided for the CPU, because there is no GPU; dry cells see ``names``."""
+        """Variables of other cells whose values say the CPU because there is no GPU; dry cells see ``names``."""
         from oom_magic.predict.instrumentation.decided.decided_names import DecidedNames
 
         return DecidedNames.of(users, self.sources, names, presumed)
@@ -207,8 +209,8 @@ class CellRunner:
         followed = {one.name for decided in session.decided for one in decided.decisions}
         return stayed_on_cpu(session, cell.codes, followed, lambda chosen: self.decided(users, names, chosen), again)
 
-    def _tell(self, decided: DecidedNames, stayed: StayedOnCPU | None) -> None:
-        """Say in one line which names of the CPU decided the run, or would have."""
+    def _print_decided_names(self, decided: DecidedNames, stayed: StayedOnCPU | None) -> None:
+        """Print which variables were given values for a GPU, or kept the run on the CPU."""
         from oom_magic.explain.sentences.catalogue import translate
         from oom_magic.language import choose_language
         from oom_magic.predict.instrumentation.decided.decided_names import shown
@@ -224,11 +226,12 @@ class CellRunner:
             print(translate(key, language, was=was, peak_bytes=stayed.peak_allocated_bytes))
 
     def after_cell(self, result: ExecutionResult) -> None:
-        """Keep what a cell ran: the history leaves out some."""
+        """Keep the cell's source: IPython's history leaves out some."""
         self.sources.append(self.shell.transform_cell(str(getattr(result.info, "raw_cell", "") or "")))
 
     def _session_for(self, card: CardOptions, stop_after_steps: StopAfter, follows_compile: bool) -> DrySession:
-        """The pretend GPU of the last dry cell, or a new and empty one if the card is another."""
+        """The pretend GPU of the last dry cell, or a new one if another card is asked for."""
+        from oom_magic.predict.instrumentation.stop_rule import StopRule
         from oom_magic.predict.session import DrySession
 
         if self.session is None or card != self._session_card:
@@ -241,7 +244,8 @@ class CellRunner:
             )
             self._session_card = card
             self.names = DryNamespace()
-        self.session.training.stop_after_steps, self.session.follows_compile = stop_after_steps, follows_compile
+        self.session.training.stop_rule = StopRule(after_steps=stop_after_steps)
+        self.session.follows_compile = follows_compile
         return self.session
 
 

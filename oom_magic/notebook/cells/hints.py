@@ -17,7 +17,7 @@ from oom_magic.language import _, load_language
 from oom_magic.notebook.cells.running import around_cells
 
 if TYPE_CHECKING:
-    from oom_magic.measure.holders.release import Gone
+    from oom_magic.measure.holders.release import FreedItem
     from oom_magic.notebook.cells.gpumem import CellRunner
     from oom_magic.predict.instrumentation.starting_point import StartingPoint
 
@@ -30,25 +30,26 @@ _CLASSES = ("OutOfMemoryError", "MemoryError")
 
 @dataclass(frozen=True, slots=True)
 class FailedCell:
-    """A cell that ran out of memory, as text; ``is_observed``: under ``%%gpumem``, ``is_dry``: in a dry run.
+    """A cell that ran out of memory, as text.
 
-    ``start`` is what was on a real device before it, by weak references; ``is_supposed``: inferred afterwards.
-    ``held_before`` is what earlier errors alone held then: this error took their place, so it may be free by now.
+    ``is_observed``: it ran under ``%%gpumem``; ``is_dry``: as a dry run.
+    ``start``: what was on a real device before it, by weak references; ``is_inferred``: found only afterwards.
+    ``held_before``: what earlier errors alone kept alive when it began. IPython keeps the last error only, so this may
+    be free by now.
     """
 
     source: str
     is_observed: bool = False
     is_dry: bool = False
     start: StartingPoint | None = None
-    is_supposed: bool = False
-    held_before: tuple[Gone, ...] = ()
+    is_inferred: bool = False
+    held_before: tuple[FreedItem, ...] = ()
 
 
 class FailureWatch:
-    """Keeps the text of the last out-of-memory error and hints at ``%oom_explain`` under it.
+    """Keeps the last out-of-memory error and its cell, as text, and prints the hint at ``%oom_explain`` under it.
 
-    ``runner`` knows the names that dry runs assigned, and whether the last ``%%gpumem`` was one. ``failed_cell`` is the
-    cell of the last such error, as text.
+    ``runner`` knows the names that dry runs assigned, and whether the last ``%%gpumem`` was a dry run.
     """
 
     def __init__(self, shell: InteractiveShell, runner: CellRunner) -> None:
@@ -60,11 +61,11 @@ class FailureWatch:
         self._start: StartingPoint | None = None
         self._names_before: set[str] | None = None  # set where torch was not loaded, so nothing was on a device
         self._shown_before = 0  # the error that was shown last, by identity
-        self._held: tuple[int, tuple[Gone, ...]] = (0, ())  # what errors hold since that error, by identity
+        self._held: tuple[int, tuple[FreedItem, ...]] = (0, ())  # what errors hold since that error, by identity
 
     @around_cells
     def before_cell(self, _info: ExecutionInfo) -> None:
-        """IPython's ``pre_run_cell``. With a GPU, what the cell finds there is noted."""
+        """IPython's ``pre_run_cell``: note what is on the GPU."""
         self._start, self._names_before = None, None
         self._shown_before = id(getattr(sys, "last_value", None))
         if "torch" not in sys.modules:
@@ -76,26 +77,26 @@ class FailureWatch:
             from oom_magic.predict.instrumentation.starting_point import StartingPoint
 
             self._start = StartingPoint([self._shell.user_ns])
-            self._note_held()
+            self._note_held_by_errors()
 
-    def _note_held(self) -> None:
-        """Note what errors alone hold, once for each error that the shell keeps."""
+    def _note_held_by_errors(self) -> None:
+        """Note what errors alone keep alive, once for each error that the shell keeps."""
         if self._held[0] == self._shown_before:
             return
         from oom_magic.notebook.cells.releasing import find_holders
 
         is_kept = getattr(sys, "last_value", None) is not None
         found = find_holders(self._shell, self._runner, None) if is_kept else None
-        self._held = (self._shown_before, () if found is None else found.gone)
+        self._held = (self._shown_before, () if found is None else found.freed)
 
     def forget_held(self) -> None:
-        """What errors held is free, or held by another error."""
+        """To be called when what errors held is free, or held by another error."""
         self._held = (0, ())
 
     @around_cells
     def after_cell(self, result: ExecutionResult) -> None:
-        """IPython's ``post_run_cell``."""
-        error = result.error_in_exec or result.error_before_exec or self._shown()
+        """IPython's ``post_run_cell``: keep an out-of-memory error as text and print the hint."""
+        error = result.error_in_exec or result.error_before_exec or self._displayed_error()
         if isinstance(error, NameError) and (hint := self._runner.names.hint(error.name or "")):
             print(hint)
         held = self._held[1]
@@ -107,14 +108,14 @@ class FailureWatch:
         source = str(getattr(result.info, "raw_cell", "") or "")
         is_observed = source.lstrip().startswith(("%%gpumem", "%gpumem"))
         is_dry = is_observed and self._runner.was_dry
-        start = None if is_dry else self._start_of_cell()
+        start = None if is_dry else self._starting_point()
         self.failed_cell = FailedCell(source, is_observed, is_dry, start, held_before=() if is_dry else held)
         if self.is_hinting:
             print(_("%oom_explain says which tensor did not fit, why, and what to change (--off: no more hints)."))
-            _read_words()
+            _preload_explanations()
 
-    def _start_of_cell(self) -> StartingPoint | None:
-        """What the cell found on a device: nothing, where it loaded torch itself."""
+    def _starting_point(self) -> StartingPoint | None:
+        """What was on a device before the cell; nothing, if the cell itself loaded torch."""
         if self._names_before is None or "torch" not in sys.modules:
             return self._start
         from oom_magic.measure.device.cards import is_available
@@ -125,14 +126,14 @@ class FailureWatch:
 
         return StartingPoint.supposed(self._shell.user_ns, set(self._shell.user_ns) - self._names_before)
 
-    def _shown(self) -> BaseException | None:
-        """The error that a magic displayed itself, as ``%run`` does, while the cell went on."""
+    def _displayed_error(self) -> BaseException | None:
+        """An error that a magic such as ``%run`` displayed itself, without failing."""
         shown = getattr(sys, "last_value", None)
         return None if id(shown) == self._shown_before else shown
 
 
-def _read_words() -> None:
-    """Import and read what every explanation needs: the one that is asked for next comes at once."""
+def _preload_explanations() -> None:
+    """Import and read what every explanation needs, so that the next one is fast."""
     import oom_magic.explain.advice
     import oom_magic.views.diagnosis  # noqa: F401
     from oom_magic.explain.evidence.judging import precedents
@@ -144,7 +145,7 @@ def _read_words() -> None:
 
 
 def unwatched_cell(shell: InteractiveShell, error: BaseException) -> FailedCell | None:
-    """The cell that failed with ``error`` before its failures were watched, from IPython's history; None without one.
+    """The cell that failed with ``error`` before the extension was loaded, from IPython's history; None if unknown.
 
     With a GPU, what was there before the cell is inferred from what is there now.
     """
@@ -155,15 +156,15 @@ def unwatched_cell(shell: InteractiveShell, error: BaseException) -> FailedCell 
     if number is None or number >= len(history) or "torch" not in sys.modules:
         return None
     from oom_magic.measure.device.cards import is_available
-    from oom_magic.notebook.cells.cell_code import code_of, names_made
+    from oom_magic.notebook.cells.cell_code import code_of, newly_assigned_names
 
     source = str(history[number])
     if not is_available():
         return FailedCell(source)
     from oom_magic.predict.instrumentation.starting_point import StartingPoint
 
-    made = names_made(code_of(shell, source, shell.user_ns).tree)
-    return FailedCell(source, start=StartingPoint.supposed(shell.user_ns, made), is_supposed=True)
+    made = newly_assigned_names(code_of(shell, source, shell.user_ns).tree)
+    return FailedCell(source, start=StartingPoint.supposed(shell.user_ns, made), is_inferred=True)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -180,5 +181,5 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def text_of(error: Any) -> str:
-    """The traceback as Python prints it."""
+    """The error and its traceback as Python prints them."""
     return "".join(traceback.format_exception(type(error), error, error.__traceback__))

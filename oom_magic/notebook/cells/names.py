@@ -1,4 +1,4 @@
-"""Where the cells of dry runs keep their names: a layer above the user's, which stays as it is."""
+"""The variables that dry-run cells assign: a layer above the notebook's own, which stay as they are."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ABSENT = object()
 
 
 class DryNamespace:
-    """Names that dry cells assigned, seen by later dry cells; one that the user has assigned since then wins.
+    """Variables that dry cells assigned, for later dry cells; the user's own assignment since then takes precedence.
 
-    It is one dictionary, so that functions of a dry cell see what later dry cells assign. Between cells it
-    holds its own names only, and so keeps none of the user's objects alive.
+    ``names`` is one dictionary for all cells, so that functions of a dry cell see what later ones assign. Between cells
+    it holds its own variables only, and so keeps none of the user's objects alive.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class DryNamespace:
 
     @contextmanager
     def entered(self, shell: InteractiveShell) -> Iterator[dict[str, Any]]:
-        """The names for one dry cell: the user's with the own ones above them. Nested magics see them too."""
+        """The variables for one dry cell, the user's among them; in the block they are the shell's, too."""
         users = shell.user_ns
         for name in list(self.names):
             if id(users.get(name, _ABSENT)) != self._hidden[name]:
@@ -48,12 +48,12 @@ class DryNamespace:
             shell.user_ns = users
             self._keep_own(users)
 
-    def leave_out(self, names: frozenset[str]) -> None:
-        """Remember which ``names`` a cell that was left after its optimizer steps would have assigned."""
+    def note_unassigned(self, names: frozenset[str]) -> None:
+        """Note the ``names`` that a cell would have assigned, had its dry run not ended after some optimizer steps."""
         self._unassigned |= names
 
     def hint(self, name: str) -> str:
-        """Why a cell does not find ``name``, if that is because of dry runs; else an empty text."""
+        """Why a cell does not find ``name``, if dry runs are the reason; else an empty string."""
         if name in self.names:
             return _("{name} was assigned in a dry run; it can be used in %%gpumem cells only.", name=name)
         if name in self._unassigned:
@@ -65,7 +65,7 @@ class DryNamespace:
         return ""
 
     def forget(self, name: str) -> None:
-        """Drop one own name."""
+        """Drop the variable of a dry cell."""
         del self.names[name], self._hidden[name]
 
     def _keep_own(self, users: dict[str, Any]) -> None:
@@ -81,7 +81,7 @@ class DryNamespace:
 
 
 def _is_import(value: Any) -> bool:
-    """Whether the name came from an import: nothing about it is fake, so it is the user's as well."""
+    """Whether the value was imported: nothing about it is fake, so the notebook gets it, too."""
     if isinstance(value, ModuleType):
         return True
     if not (inspect.isclass(value) or inspect.isroutine(value)):

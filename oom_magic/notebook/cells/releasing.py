@@ -13,7 +13,7 @@ from oom_magic.measure.history.attribution import Storage
 from oom_magic.measure.holders.reach import Locate
 from oom_magic.measure.holders.release import (
     find_all_holders,
-    locating,
+    make_locate,
     release_from,
     storages_of_earlier_errors,
 )
@@ -52,9 +52,9 @@ class FakeGPUMemory:
         """Where a tensor lies there; None if it does not."""
         return self._session.storage_of(tensor)
 
-    def give_back(self, usual: Mapping[str, int]) -> None:
-        """What ``torch.cuda.empty_cache`` does; workspaces if more than ``usual`` is allocated."""
-        if any(num_bytes > usual.get(device, 0) for device, num_bytes in self.allocated().items()):
+    def return_cached(self, allocated_before: Mapping[str, int]) -> None:
+        """What ``torch.cuda.empty_cache`` does; workspaces if more than ``allocated_before`` is allocated."""
+        if any(num_bytes > allocated_before.get(device, 0) for device, num_bytes in self.allocated().items()):
             self._session.fake_gpu.clear_workspaces()
         for recorder in self._session.recorders:
             recorder.empty_cache()
@@ -108,14 +108,14 @@ def held_by_earlier_errors(shell: InteractiveShell, runner: CellRunner, error: B
 
     memories = [memory for memory in _memories(runner) if memory.allocated()]
     storages = storages_of_earlier_errors(memories, DryAndUsersNames(runner.names, shell.user_ns), error)
-    locate = locating(memories)
+    locate = make_locate(memories)
     places = ((id(one), locate(one)) for one in (find_live_objects().tensors if storages else ()))
     return frozenset(identity for identity, place in places if place is not None and place[0] in storages)
 
 
 def names_and_places(shell: InteractiveShell, runner: CellRunner) -> tuple[Mapping[str, Any], Locate]:
     """The names that dry cells see, and where their tensors lie, on the GPU or the pretend GPU."""
-    return DryAndUsersNames(runner.names, shell.user_ns), locating(_memories(runner))
+    return DryAndUsersNames(runner.names, shell.user_ns), make_locate(_memories(runner))
 
 
 def _memories(runner: CellRunner) -> list[Memory]:

@@ -26,39 +26,39 @@ C = TypeVar("C")
 
 
 def around_cells(callback: Callable[[T, C], None]) -> Callable[[T, C], None]:
-    """A callback that IPython calls before or after each cell; an interrupt waits for its end and is one line there.
+    """Decorator for IPython's ``pre_run_cell`` and ``post_run_cell`` callbacks: an interrupt waits for their end.
 
-    What it imports is then never left half imported, and a cell that it notes is noted.
+    So no module is left half imported, and no cell unnoticed.
     """
 
     @wraps(callback)
-    def waiting(self: T, cell: C) -> None:
+    def uninterrupted(self: T, cell: C) -> None:
         with OneLineErrors("callback"), Interrupts().waiting():
             callback(self, cell)
 
-    return waiting
+    return uninterrupted
 
 
 def trimmed(error: BaseException) -> BaseException:
-    """``error`` with a traceback that passes over this package and what wraps it."""
+    """``error`` with a traceback without this package's frames and those of what wraps calls."""
     frames = []
     traceback = error.__traceback__
     while traceback is not None:
         if not is_machinery(traceback.tb_frame.f_code.co_filename):
             frames.append(traceback)
         traceback = traceback.tb_next
-    return error.with_traceback(_chained(frames))
+    return error.with_traceback(_make_traceback(frames))
 
 
-def shown_short(error: BaseException, shell: InteractiveShell) -> BaseException:
-    """``error``, shown with the user's frames and the last one only; for ``%debug`` its traceback stays whole."""
+def shortened(error: BaseException, shell: InteractiveShell) -> BaseException:
+    """``error``, which IPython shows with the user's frames and the last one only; ``%debug`` has all of them."""
     frames, traceback = [], error.__traceback__
     while traceback is not None:
         frames.append(traceback)
         traceback = traceback.tb_next
     kept = [frame for frame in frames if frame is frames[-1] or is_users_file(frame.tb_frame.f_code.co_filename)]
-    short = _chained(kept)
-    alone = type(error)(*error.args)  # the error itself would be kept alive by what it refers to
+    short = _make_traceback(kept)
+    alone = type(error)(*error.args)  # a function that refers to the error itself would be a reference cycle
 
     def _render_traceback_() -> list[str]:
         lines: list[str] = shell.InteractiveTB.structured_traceback(type(alone), alone, short, tb_offset=0)
@@ -75,7 +75,7 @@ def shown_short(error: BaseException, shell: InteractiveShell) -> BaseException:
     return error
 
 
-def _chained(frames: list[TracebackType]) -> TracebackType | None:
+def _make_traceback(frames: list[TracebackType]) -> TracebackType | None:
     """A traceback of these frames."""
     chained: TracebackType | None = None
     for frame in reversed(frames):
@@ -85,9 +85,9 @@ def _chained(frames: list[TracebackType]) -> TracebackType | None:
 
 @dataclass(frozen=True, slots=True)
 class CompiledCell:
-    """Code of a cell: its statements and, if the last of them is an expression, that one apart.
+    """Code of a cell: its ``statements``, and ``value``, the expression at its end, if there is one.
 
-    ``assigned`` are the names that the statements assign in the notebook; ``tree`` is what they were compiled from.
+    ``assigned`` are the names that the statements assign in the notebook; ``tree`` is their syntax tree.
     """
 
     statements: CodeType | None
@@ -97,12 +97,12 @@ class CompiledCell:
 
     @property
     def codes(self) -> list[CodeType]:
-        """What is executed, in order."""
+        """The code objects in the order of execution."""
         return [code for code in (self.statements, self.value) if code is not None]
 
     @property
     def rebound(self) -> frozenset[str]:
-        """The assigned names whose earlier values the cell does not read: their memory is freed on assignment."""
+        """The assigned names whose earlier values the cell does not read, so that assignment frees their memory."""
         read: set[str] = set()
         found: set[str] = set()
         for instruction in () if self.statements is None else dis.get_instructions(self.statements):
@@ -114,22 +114,22 @@ class CompiledCell:
 
     @property
     def dropped(self) -> frozenset[str]:
-        """The names that it assigns or deletes: what they held may go."""
+        """The names that it assigns or deletes, whose earlier values may be freed."""
         nodes = (node for node in ast.walk(self.tree) if isinstance(node, ast.Name))
         return self.assigned | {node.id for node in nodes if isinstance(node.ctx, ast.Del)}
 
     def watched(self, watch: Callable[[ast.Module], ast.Module]) -> CompiledCell:
-        """The same with statements that ``watch`` adds."""
+        """The same cell with the statements that ``watch`` adds."""
         if self.statements is None:
             return self
         return replace(self, statements=compile(watch(self.tree), self.statements.co_filename, "exec"))
 
     def changed(self, change: Callable[[CodeType], CodeType]) -> CompiledCell:
-        """The same with other code for its statements."""
+        """The same cell with changed code for its statements."""
         return self if self.statements is None else replace(self, statements=change(self.statements))
 
     def run(self, namespace: dict[str, Any]) -> Any:
-        """Execute in ``namespace``; the value of a final expression, else None."""
+        """Execute in ``namespace``; returns the value of the final expression, or None."""
         __tracebackhide__ = True
         if self.statements is not None:
             exec(self.statements, namespace)
@@ -137,9 +137,9 @@ class CompiledCell:
 
 
 def compile_cell(shell: InteractiveShell, text: str, lines_above: int = 0) -> CompiledCell:
-    """Compile a cell with its magics and ``!`` commands translated; a SyntaxError shows the user's line.
+    """Compile a cell with its magics and ``!`` commands translated. A SyntaxError shows the user's line.
 
-    ``lines_above`` is how many lines of the cell stand before ``text``: line numbers are those of the editor.
+    ``lines_above``: lines of the cell before ``text``, so that line numbers are those of the editor.
     """
     __tracebackhide__ = True
     try:
@@ -166,14 +166,14 @@ def _assigned(tree: ast.Module, statements: CodeType | None) -> frozenset[str]:
 
 
 def _refuse_await(source: str, name: str) -> None:
-    """Raise if the code awaits outside a function: the notebook's event loop already runs this cell."""
+    """Raise UsageError if the code awaits outside a function: the notebook's event loop already runs this cell."""
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     if compile(source, name, "exec", flags, dont_inherit=True).co_flags & inspect.CO_COROUTINE:
         raise UsageError(_("A cell under this magic cannot await at its top level; put the await into a function."))
 
 
 def _cell_number(shell: InteractiveShell) -> int:
-    """The cell's number in tracebacks: that of the cell which called the magic."""
+    """The number, for tracebacks, of the cell that called the magic."""
     numbers: dict[str, int] = getattr(shell.compile, "_filename_map", {})
     frame = sys._getframe(1)
     while frame is not None:

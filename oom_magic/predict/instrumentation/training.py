@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,7 +17,9 @@ from oom_magic.language import _
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import PHASES, MarkKind, Phase
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.instrumentation import stop_rule
 from oom_magic.predict.instrumentation.loops import LIKE_STEPS, LOOPS, Loops, Usage
+from oom_magic.predict.instrumentation.stop_rule import Finished, StopRule
 from oom_magic.predict.isolation.context import steps_hooked
 from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.isolation.patching import patched
@@ -29,25 +30,13 @@ from oom_magic.predict.what_if.change import Change, InapplicableError, Inputs, 
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
 
-STEPS_OF_EACH = 2  # optimizer: the first makes its state
-MOST_STEPS = 20
-MOST_SECONDS = 8
-MOST_SECONDS_OF_SLOW_STEPS = 10
-SECONDS_WITHOUT_STEPS = 5  # of computing, of a run that took what it is said to take
-MOST_SECONDS_WITHOUT_STEPS = 40
-FOLLOWING_SECONDS = 10  # of computing after three like steps, or as long as those took
-StopAfter = int | Literal["alike"] | None
-
-
-class Finished(BaseException):
-    """Enough optimizer steps were followed."""
-
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """A call of an outermost module: how many came before it, the event it began at, its input tensors and its mode.
+    """A call of an outermost module.
 
-    A loss is such a module, too, but no model (``is_model``).
+    ``number`` counts such calls from 0, ``position`` is the event of the recorder at which it began. A loss function
+    that is a module is called, too, but has no parameters and is no model.
     """
 
     number: int
@@ -59,66 +48,49 @@ class ModelCall:
 
     @property
     def only_evaluates(self) -> bool:
-        """Whether the rows of its inputs have nothing to do with one another: no statistics over them, no graph."""
+        """Whether the rows of its inputs are independent: no batch statistics, no graph."""
         return not (self.is_training or self.has_gradients)
 
 
 class Training:
-    """The training loop of a dry run: counts steps, categorizes memory, applies ``changes``.
-
-    ``model_calls`` are all calls of outermost modules. ``begins_at``
-    is the event of each card from which the run counts, where a change says that the model would be loaded so.
-    ``num_calls`` counts the calls of models with gradients since the last optimizer step. ``stop_after_steps`` of them
-    end a run (None: its own end does; "alike": loops end after three, and the run with what follows them, for
-    ``FOLLOWING_SECONDS`` of computing or as long as the steps took). One that never had ``enough_bytes`` by then goes
-    on until it has, for ``MOST_STEPS`` and as many more as ``MOST_SECONDS`` allow, or for
-    ``MOST_SECONDS_OF_SLOW_STEPS``; so does, for one of both, one whose
-    last step was ``of_a_new_size``: the model was called with gradients as in no step before, and one in which an
-    optimizer of a model that ran has not made ``STEPS_OF_EACH``. One that is said to take so much and whose optimizers
-    never step is left after ``stop_after_calls`` of outermost modules, or after some time; any without steps after
-    ``most_seconds`` of computing. ``leaves_evaluations``:
-    loops of like calls without gradients end after three; False once one needed more turns to have ``enough_bytes``.
-    """
+    """The training loop of a dry run: counts steps, categorizes memory, applies ``changes``, ends by ``stop_rule``."""
 
     def __init__(
-        self, gpu: FakeGPU, changes: Sequence[Change], stop_after_steps: StopAfter, has_bar: bool, loops: Loops
+        self, gpu: FakeGPU, changes: Sequence[Change], stop_rule: StopRule, has_bar: bool, loops: Loops
     ) -> None:
+        self.stop_rule = stop_rule
         self.model_calls: list[ModelCall] = []
-        self.begins_at: tuple[int, ...] = ()
-        self.num_calls = 0
+        self.num_calls = 0  # of models with gradients, since the last optimizer step
+        self.begins_at: tuple[int, ...] = ()  # by card: the event where the run begins, if a change applies at loading
+        self.has_seen_like_steps = False
+        self.has_new_sizes = False  # in the last step a model was called with inputs of a size not seen before
         self._gpu = gpu
+        self._loops = loops
         self._changes = tuple(changes)
         self._errors: dict[Change, InapplicableError | None] = {}
-        self._prepared: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self.stop_after_steps = stop_after_steps
-        self.has_seen_like_steps = False
-        self.left_at = 0.0  # seconds of computing
-        self._loops = loops
+        self._prepared: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models the changes were made to
         self._numbers = count()
         self._serials: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self.enough_bytes = 0
-        self.stop_after_calls: int | None = None
-        self.most_seconds = math.inf
-        self.leaves_evaluations = True
-        self.of_a_new_size = False
         self._sizes_seen: set[Inputs] = set()
         self._num_calls_seen = 0
-        self._start = 0.0
-        self._steps_of: dict[int, int] = {}
-        self._asked_at: list[tuple[int, int]] = []  # by card: events and allocations when ``_usage`` was last asked
+        self._start, self._deadline = 0.0, 0.0  # seconds of computing
+        self._num_steps: dict[int, int] = {}  # by identity of the optimizer
+        self._usage_at: list[tuple[int, int]] = []  # by card: events and allocations at the last call of ``_usage``
         self._has_bar = has_bar
         self._bar: Any = None
 
     def call_at(self, position: int) -> ModelCall | None:
-        """The call of a model that an event belongs to: the last that had begun, if any had."""
+        """The call of a model that an event belongs to: the last that began before it, or else the first."""
         calls = [call for call in self.model_calls if call.is_model]
         first = self.begins_at[0] if self.begins_at else 0
         begun = [call for call in calls if call.position <= position + first]
         return begun[-1] if begun else next(iter(calls), None)
 
     def fullest_call(self, report: MemoryReport) -> ModelCall | None:
-        """Of the calls like the last before a report's peak, in its step: the one after which, up to the next, the
-        forward made most of what is alive then. A small call may come last, such as that for a boundary."""
+        """The call that made most of what is alive at a report's peak, of those in its step with the last one's mode.
+
+        The last call itself may be a small one, such as that for a boundary condition.
+        """
         position = report.peak_position
         last, first = self.call_at(position), self.begins_at[0] if self.begins_at else 0
         if last is None:
@@ -143,9 +115,9 @@ class Training:
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """While the user's code runs."""
-        self._steps_of.clear()
-        self._asked_at = []
+        """Follow the training loop while the user's code runs in the block."""
+        self._num_steps.clear()
+        self._usage_at = []
         self.model_calls.clear()
         self._sizes_seen.clear()
         self._num_calls_seen = 0
@@ -157,30 +129,33 @@ class Training:
             stack.enter_context(patched(torch.nn.Module, {"__call__": self._module_call()}))
             stack.enter_context(self._optimizer_hooks())
             stack.enter_context(self._progress())
-            if self.stop_after_steps is not None:
-                self._loops.leaves_steps = self.stop_after_steps == "alike"
+            if self.stop_rule.after_steps is not None:
+                self._loops.leaves_steps = self.stop_rule.after_steps == "alike"
                 stack.enter_context(LOOPS.followed(self._loops))
             yield
 
     @contextmanager
     def changed(self) -> Iterator[None]:
-        """What the changes do around the user's code. They end before the state of PyTorch's core is restored, which
-        closes what is still open: a block of autocast that is closed twice would leave the process at -1 blocks."""
+        """What the changes do around the user's code.
+
+        To be left before the state of PyTorch's core is restored, which closes what is still open: a block of autocast
+        that is closed twice would leave the process at -1 blocks.
+        """
         with ExitStack() as stack:
             for change in self._changes:
                 stack.enter_context(change.around_run())
             yield
 
     def check_changes(self) -> None:
-        """Raise InapplicableError if a change was possible in none of the models that ran."""
+        """Raise InapplicableError if a change applied to none of the models that ran."""
         for error in self._errors.values():
             if error is not None:
                 raise error
 
     def assign_modules(self) -> None:
-        """Call what live modules hold parameters and gradients, also where none of them ran.
+        """Categorize what live modules hold as parameters and gradients, whether they ran or not.
 
-        A real tensor is not asked for its gradient, which another thread may be writing.
+        The gradient of a real tensor is not read: another thread may be writing it.
         """
         for module in find_live_objects().modules:
             for tensor in filter(self._gpu.storage_of, _weights_of(module)):
@@ -193,7 +168,7 @@ class Training:
         """A bar over the optimizer steps, for runs of more than two seconds."""
         self._expect_step()
         options: dict[str, Any] = {"desc": "dry run", "unit": "step", "delay": 2, "leave": False}
-        total = self.stop_after_steps if isinstance(self.stop_after_steps, int) else None
+        total = self.stop_rule.after_steps if isinstance(self.stop_rule.after_steps, int) else None
         with ProgressBar(total=total, disable=not self._has_bar, **options) as bar:
             self._bar = bar
             try:
@@ -201,11 +176,11 @@ class Training:
             finally:
                 self._bar = None
 
-    def show(self, doing: str) -> None:
-        """Say in the bar what takes long now; "" once the steps go on."""
+    def show(self, activity: str) -> None:
+        """Show in the progress bar what takes long now; "" removes it."""
         if self._bar is not None:
-            self._bar.set_postfix_str(doing)
-            self._bar.delay = 0  # it is on the screen: at its end it is wiped off
+            self._bar.set_postfix_str(activity)
+            self._bar.delay = 0  # the bar is on the screen now, so it must be wiped off at its end
 
     def _module_call(self) -> Callable[..., Any]:
         call = torch.nn.Module.__call__
@@ -230,15 +205,17 @@ class Training:
 
     def _begin(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The outermost module is about to run."""
-        if not self._steps_of and self._was_followed_enough():
+        if not self._num_steps and self.stop_rule.is_met_without_steps(
+            len(self.model_calls), self._seconds(), self._has_enough
+        ):
             self.leave()
         self.num_calls += torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         self._prepare(module)
         if not torch.is_grad_enabled() and _is_model(module):
             taken = tuple(recorder.allocator.allocated_bytes for recorder in self._gpu.recorders)
-            is_enough = self.leaves_evaluations and self._has_enough()
+            is_enough = self.stop_rule.leaves_evaluations and self._has_enough()
             is_like = self._loops.call(self._serial(module), (taken, inputs_of(args, kwargs)), is_enough)
-            self.leaves_evaluations &= is_enough or not is_like
+            self.stop_rule.leaves_evaluations &= is_enough or not is_like
         self._gpu.num_noted += 3  # the call, its inputs, and the shape of one
         self.model_calls.append(
             ModelCall(
@@ -255,17 +232,8 @@ class Training:
         for recorder in self._gpu.recorders:
             recorder.step = max(recorder.step, 1)
 
-    def _was_followed_enough(self) -> bool:
-        """Whether a run without an optimizer's step has been followed as far as it is to be."""
-        if self.stop_after_calls is not None:
-            return len(self.model_calls) >= self.stop_after_calls
-        seconds = time.process_time() - self._start
-        if not self.enough_bytes or seconds < SECONDS_WITHOUT_STEPS:
-            return seconds > self.most_seconds
-        return seconds > MOST_SECONDS_WITHOUT_STEPS or self._has_enough()
-
     def _prepare(self, module: torch.nn.Module) -> None:
-        """Make the changes to a model that is about to run first."""
+        """Make the changes to a model that runs for the first time."""
         if module in self._prepared or not _is_model(module):
             return
         self._prepared.add(module)
@@ -314,28 +282,29 @@ class Training:
 
     def _count_step(self, optimizer: torch.optim.Optimizer) -> None:
         """A step ends when an optimizer has stepped more often than any had before."""
-        number = self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
-        is_in_loop = self.stop_after_steps == "alike" and self._loops.step(self._serial(optimizer), self._usage())
+        number = self._num_steps[id(optimizer)] = self._num_steps.get(id(optimizer), 0) + 1
+        is_alike = self.stop_rule.after_steps == "alike"
+        is_in_loop = is_alike and self._loops.step(self._serial(optimizer), self._usage())
         if number < max(self._gpu.recorder.step, 1):
             return
         self.num_calls = 0
-        self._look_at_sizes()
+        self._note_input_sizes()
         self._mark(MarkKind.STEP_END)
         for recorder in self._gpu.recorders:
             recorder.step = number + 1
         self._expect_step()
         if self._bar is not None:
             self._bar.update()
-        if self.stop_after_steps == "alike":
+        if is_alike:
             self._after_like_steps(number, is_in_loop)
-        elif self.stop_after_steps is not None and number >= self.stop_after_steps and self._has_seen_enough(number):
+        elif self.stop_rule.is_met_by_step(number, self._seconds(), self._has_enough(), self._may_grow):
             self.leave()
 
-    def _look_at_sizes(self) -> None:
-        """Record the inputs with which the model was called in the ending step."""
+    def _note_input_sizes(self) -> None:
+        """Note the sizes of inputs with which models were called in the step that ends."""
         calls = self.model_calls[self._num_calls_seen :]
         sizes = {call.inputs for call in calls if call.has_gradients and call.is_model}
-        self.of_a_new_size = not sizes <= self._sizes_seen
+        self.has_new_sizes = not sizes <= self._sizes_seen
         self._sizes_seen |= sizes
         self._num_calls_seen = len(self.model_calls)
 
@@ -343,10 +312,10 @@ class Training:
         """Memory in use now, and that since the last call, on all cards."""
         peak = requested = 0
         now = [(len(recorder.allocated), len(recorder.columns)) for recorder in self._gpu.recorders]
-        for recorder, (event, number) in zip(self._gpu.recorders, self._asked_at or [(0, 0)] * len(now), strict=True):
+        for recorder, (event, number) in zip(self._gpu.recorders, self._usage_at or [(0, 0)] * len(now), strict=True):
             peak += max(recorder.allocated[event:], default=recorder.allocator.allocated_bytes)
             requested += sum(columns[0] for columns in recorder.columns[number:])
-        self._asked_at = now
+        self._usage_at = now
         return Usage(sum(recorder.allocator.allocated_bytes for recorder in self._gpu.recorders), peak, requested)
 
     def _serial(self, owner: Any) -> int:
@@ -365,13 +334,12 @@ class Training:
             if not is_in_loop:
                 self.leave()
             self.has_seen_like_steps = True
-            now = time.process_time()
-            self.left_at = now + max(FOLLOWING_SECONDS, now - self._start)
+            self._deadline = time.process_time() + max(stop_rule.FOLLOWING_SECONDS, self._seconds())
             self._watch(self._leave_in_time)
 
     def _leave_in_time(self) -> None:
-        if time.process_time() > self.left_at:
-            seconds = max(FOLLOWING_SECONDS, round(self.left_at - self._start) // 2)
+        if time.process_time() > self._deadline:
+            seconds = max(stop_rule.FOLLOWING_SECONDS, round(self._deadline - self._start) // 2)
             self._gpu.values.assume(
                 _(
                     "what follows three like steps was followed for {seconds} s of computing and left here; "
@@ -385,25 +353,24 @@ class Training:
         for recorder in self._gpu.recorders:
             recorder.watch = watch
 
-    def _has_seen_enough(self, number: int) -> bool:
-        """Whether enough steps were followed, or enough memory was taken in a step like an earlier one."""
-        seconds = time.process_time() - self._start
-        is_late = seconds > MOST_SECONDS
-        if not self._has_enough():
-            return (is_late and number >= MOST_STEPS) or seconds > MOST_SECONDS_OF_SLOW_STEPS
-        if not self.enough_bytes or is_late or number >= MOST_STEPS:
-            return True
-        return not (self.of_a_new_size or self._has_one_to_come())
+    def _seconds(self) -> float:
+        """Seconds of computing since the run began."""
+        return time.process_time() - self._start
 
     def _has_enough(self) -> bool:
-        """Whether as much memory was taken as the run is said to take at least."""
-        taken = max(max(recorder.reserved, default=0) for recorder in self._gpu.recorders) if self.enough_bytes else 0
-        return taken >= self.enough_bytes
+        """Whether the run has reserved as much memory as it is known to."""
+        enough = self.stop_rule.enough_bytes
+        return not enough or max(max(recorder.reserved, default=0) for recorder in self._gpu.recorders) >= enough
 
-    def _has_one_to_come(self) -> bool:
+    def _may_grow(self) -> bool:
+        """Whether later steps may need more: inputs have new sizes, or an optimizer's state is still to be made."""
+        return self.has_new_sizes or self._awaits_optimizer()
+
+    def _awaits_optimizer(self) -> bool:
         """Whether models that ran have weights whose optimizer has yet to step, as a generator's beside its critic."""
         optimizers = [one for one in find_live_objects().tools if isinstance(one, torch.optim.Optimizer)]
-        stepped = {id(one) for one in optimizers if self._steps_of.get(id(one), 0) >= STEPS_OF_EACH}
+        least = stop_rule.STEPS_OF_EACH_OPTIMIZER
+        stepped = {id(one) for one in optimizers if self._num_steps.get(id(one), 0) >= least}
         weights: dict[bool, set[int]] = {True: set(), False: set()}
         for one in optimizers:
             weights[id(one) in stepped].update(id(weight) for group in one.param_groups for weight in group["params"])

@@ -43,7 +43,7 @@ from oom_magic.predict.sizing.store import recalled, stored, torch_version
 from oom_magic.results import Result
 
 if TYPE_CHECKING:
-    from oom_magic.predict.instrumentation.training import StopAfter
+    from oom_magic.predict.instrumentation.stop_rule import StopAfter
 
 
 def size(
