@@ -1,4 +1,4 @@
-"""Remedies for a diagnosis: with prices where the run can be rehearsed, by name where it cannot."""
+"""Remedies for a diagnosis: evaluated if the run can be rehearsed, else only named."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from oom_magic.predict.setups.gpus import GPU
     from oom_magic.predict.setups.setup import TrainingSetup
 
-# Whether a run described by its settings has a remedy's change already.
-_IS_SO: Mapping[str, Callable[[TrainingSetup], bool]] = {
+# Whether a setup has a remedy's change already.
+_HAS_ALREADY: Mapping[str, Callable[[TrainingSetup], bool]] = {
     "sdpa": lambda setup: setup.attention == "sdpa",
     "chunked_loss": lambda setup: setup.loss == "chunked",
     "checkpointing": lambda setup: setup.activation_checkpointing,
@@ -64,12 +64,13 @@ def advise(
     device: Device | None = None,
     names_left: Callable[[], Collection[str]] = tuple,
 ) -> Iterator[Diagnosis]:
-    """The diagnosis with a ranked list of remedies, which grows as rehearsals evaluate them.
+    """The diagnosis with a ranked list of remedies, yielded again as each rehearsal adds one.
 
-    ``report`` is the MemoryReport of the run that failed, if there is one, ``device`` the real card that it failed on,
-    ``memory`` the card's bytes if it is not certain that the message is of this card. ``names_left`` are those that the
-    failed run bound to memory with which no rehearsal begins. Where the run cannot be rehearsed, the remedies are only
-    named, with the reason.
+    ``report``: the MemoryReport of the run that failed, if there is one.
+    ``memory``: the card's bytes, if it is not certain that the message is about this card.
+    ``device``: the real card that the run failed on.
+    ``names_left``: finds the variables with which the failed run still holds memory; no rehearsal begins with it.
+    If the run cannot be rehearsed, the remedies are only named, with the reason.
     """
     situation = situation_of(diagnosis, gpu, report, memory, device)
     in_errors = () if device is None else (one.num_bytes for one in diagnosis.holders if one.kind in _OF_ERRORS)
@@ -82,15 +83,17 @@ def advise(
 
 
 def _released_first(remedy: Remedy, left: Collection[str]) -> Remedy:
-    """The remedy with code for the kernel of the failed cell, where errors, or names that are ``left``, keep memory
-    until they are released: not those that the code reads."""
+    """The remedy with a line that first releases what errors and the names ``left`` still hold in this kernel.
+
+    Names that the remedy's code reads are not released.
+    """
     if remedy.needed_bytes is None or remedy.language != "python" or not remedy.code:
         return remedy
     lines = [line for line in remedy.code.splitlines() if not line.startswith("%")]
     is_of_cell = "fixed" in remedy.values  # a line in place of another, for the cell to be run as a whole
     read = () if is_of_cell else read_before_bound(ast.parse("\n".join(lines)))
-    going = [name for name in left if name not in read]
-    release = f"{RELEASE} --names {' '.join(going)}" if going else RELEASE
+    names = [name for name in left if name not in read]
+    release = f"{RELEASE} --names {' '.join(names)}" if names else RELEASE
     is_there = RELEASE in remedy.code
     code = "\n".join(release if line == RELEASE else line for line in remedy.code.splitlines())
     return replace(remedy, code=code if is_there else f"{release}\n{code}")
@@ -122,7 +125,7 @@ def _advised(diagnosis: Diagnosis, rehearsal: Rehearsal, situation: Situation) -
 
 
 def _to_its_end(diagnosis: Diagnosis, evaluator: RemedyEvaluator, found: list[Remedy]) -> Iterator[Diagnosis]:
-    """The diagnosis with the first remedy evaluated to the run's end; if it does not fit then, also the next one."""
+    """The diagnosis with the first remedy rehearsed to the run's end; if it then does not fit, also the next one."""
     for _unused in range(_MOST_CHECKED if found else 0):
         first = ranked(found)[0]
         whole, needed = evaluator.to_its_end(first) if first.fits else (first, 0)
@@ -170,9 +173,9 @@ def advise_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Iterator[Diagnos
 
 
 def named_remedies(diagnosis: Diagnosis, setup: TrainingSetup) -> tuple[Remedy, ...]:
-    """The remedies for a run described by its settings, not evaluated, without those that it has already."""
+    """The remedies for a setup, not evaluated, without those that it has already."""
     named = unpriced_remedies(diagnosis, NOT_ASKED)
-    return tuple(one for one in named if one.key not in _IS_SO or not _IS_SO[one.key](setup))
+    return tuple(one for one in named if one.key not in _HAS_ALREADY or not _HAS_ALREADY[one.key](setup))
 
 
 def situation_of(
@@ -182,8 +185,7 @@ def situation_of(
     memory: int | None = None,
     device: Device | None = None,
 ) -> Situation:
-    """The card as the failed run found it: from its message if that is about a card of this size, else an empty
-    card."""
+    """The card as the failed run found it: from its message if that is about a card of this size, else empty."""
     failure = diagnosis.main_failure
     total = memory or gpu.total_bytes
     usable, others = max(total - gpu.context_bytes, 0), 0

@@ -27,48 +27,44 @@ _NO_STORY = Story()
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Result):
-    """What a failure means, as plain data: it keeps no tensor, frame or exception alive.
+    """What a failure means, as plain data: it keeps no tensor, frame or exception alive."""
 
-    ``failures`` are the messages found, ``is_oom`` whether memory ran out (None: not established), ``cause`` with its
-    ``evidence`` and ``confidence`` the judgement, ``phase`` where in training it happened (``place`` and ``code``: the
-    line), ``tensors`` what may have been requested (``tensor_note``, a key of the catalogue, where nothing did),
-    ``budget`` who held the device, ``holders`` what else holds memory, ``growth`` what grew in the loop that failed,
-    ``remedies`` what to change, ``as_is`` the rehearsed run without them, ``facts`` how to read the numbers, ``tip``
-    what PyTorch's own tip against fragmentation is worth here. ``possible`` are all causes that a text leaves possible,
-    each with its degree and the check that would settle it, ``program`` the server, pipeline or runtime that failed
-    where no training did, ``told`` what the text's author says of the run (keys of ``run_facts``), ``run`` the run's
-    ``model``, ``batch`` and ``seq`` where it names them, ``limits`` other limits that it gives (a share, a context,
-    layers, workers), ``story`` the causes and the ways out that it names. ``lang`` is the language that it is shown in.
-    """
+    failures: tuple[Failure, ...] = ()  # the messages found
+    is_oom: bool | None = None  # whether memory ran out; None: not established
 
-    failures: tuple[Failure, ...] = ()
-    is_oom: bool | None = None
+    # The judgement
     cause: Cause = Cause.UNKNOWN
     evidence: tuple[Evidence, ...] = ()
     confidence: Confidence = Confidence.OPEN
-    phase: str | None = None
+
+    # Where it failed, and what was requested
+    phase: str | None = None  # of training
     tensors: tuple[TensorCandidate, ...] = ()
-    tensor_note: str = ""
-    budget: Budget | None = None
-    growth: Growth | None = None
+    tensor_note: str = ""  # why there are no candidates: a key of the catalogue
+    budget: Budget | None = None  # who held the device
+    growth: Growth | None = None  # what grew in the loop that failed
+
     remedies: tuple[Remedy, ...] = ()
-    as_is: AsItIs | None = None
-    facts: tuple[Evidence, ...] = ()
-    tip: Evidence | None = None
-    holders: tuple[Holder, ...] = ()
+    as_is: AsItIs | None = None  # the rehearsed run without a remedy
+    facts: tuple[Evidence, ...] = ()  # how to read the message's numbers
+    tip: Evidence | None = None  # what PyTorch's own tip against fragmentation is worth here
+    holders: tuple[Holder, ...] = ()  # what else holds memory
+
+    # What the text says of the run and its environment
     frameworks: tuple[str, ...] = ()
     systems: tuple[str, ...] = ()
     expandable_segments: bool = False
-    possible: tuple[PossibleCause, ...] = ()
-    program: str = ""
-    limits: Mapping[str, float] = field(default_factory=dict)
-    told: frozenset[str] = frozenset()
-    run: Mapping[str, int | str] = field(default_factory=dict)
+    possible: tuple[PossibleCause, ...] = ()  # all causes that it leaves possible, with the check that would decide
+    program: str = ""  # the server, pipeline or runtime that failed, if no training did
+    limits: Mapping[str, float] = field(default_factory=dict)  # of the run: a share, a context, layers, workers
+    told: frozenset[str] = frozenset()  # facts about the run: keys of ``author_words`` and ``author_setting``
+    run: Mapping[str, int | str] = field(default_factory=dict)  # its model, batch, seq and method
     accelerator: str | None = None
-    story: Story = _NO_STORY
-    place: str = ""
-    code: str = ""
-    setup_phrases: tuple[Phrase, ...] = ()
+    story: Story = _NO_STORY  # the causes and fixes that its author names
+
+    place: str = ""  # the file and line that failed
+    code: str = ""  # the text of that line
+    setup_phrases: tuple[Phrase, ...] = ()  # the TrainingSetup in words, if one was given
     lang: Language = "en"
 
     @property
@@ -78,7 +74,7 @@ class Diagnosis(Result):
 
     @property
     def backend(self) -> str | None:
-        """The library whose memory ran out, as its message says; None where there is no message."""
+        """The library whose memory ran out, according to its message; None without a message."""
         failure = self.main_failure
         return None if failure is None else failure.backend
 

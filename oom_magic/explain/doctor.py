@@ -60,10 +60,10 @@ def recommend(model: str, gpu: str, memory: int | str | None = None) -> Recommen
     from oom_magic.predict.setups.setup import TrainingSetup
     from oom_magic.predict.sizing.store import stored
 
-    asked = TrainingSetup(model, gpu=gpu, memory=memory).identity
-    if asked is None:
+    identity = TrainingSetup(model, gpu=gpu, memory=memory).identity
+    if identity is None:
         return _recommended(model, gpu, memory)
-    return stored(lambda: ("recommended", asked), lambda: _recommended(model, gpu, memory))
+    return stored(lambda: ("recommended", identity), lambda: _recommended(model, gpu, memory))
 
 
 def _recommended(model: str, gpu: str, memory: int | str | None) -> Recommendation:
@@ -130,8 +130,7 @@ class _Search:
     def _bisect(
         self, length: int, method: str, checkpointing: bool, fits: int, fails: int, first: int | None = None
     ) -> _Found:
-        """The largest microbatch that fits: one that does and one that does not are given by their places in the list,
-        and the place to begin at."""
+        """The largest microbatch that fits, between two positions in ``_MICROBATCHES``; ``first`` is tried first."""
         found = self._safe(length, method, _MICROBATCHES[fits], checkpointing)
         assert found is not None
         while fails - fits > 1:
@@ -141,7 +140,7 @@ class _Search:
         return found
 
     def _safe(self, length: int, method: str, microbatch: int, checkpointing: bool) -> _Found | None:
-        """The setup and its report if the run stays below the line where it gets tight."""
+        """The setup and its report, if the verdict on the run is "safe"; else None."""
         key = (length, method, microbatch, checkpointing)
         if key not in self._known:
             self._known[key] = self._tried(*key)
@@ -195,7 +194,7 @@ class _Search:
 
 
 def training_arguments(setup: TrainingSetup) -> str:
-    """The setup for Hugging Face's Trainer, to paste: the model as the dry runs made it, then the arguments."""
+    """Code for Hugging Face's Trainer: the model as the dry runs made it, then the arguments."""
     from oom_magic.predict.setups.training_code import write_model_code
 
     checkpointing = [
@@ -219,7 +218,7 @@ def training_arguments(setup: TrainingSetup) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Checkup(SystemCheck):
-    """A system check with recommended setups for ``card``; none were asked for where there are none."""
+    """A system check and, if any were asked for, the recommended setups for ``card``."""
 
     recommended: tuple[Recommendation, ...] = ()
     card: str = ""
@@ -247,7 +246,7 @@ def doctor(model: str | Sequence[str] = (), *, gpu: str | None = None, memory: i
 
 
 def _card(check: SystemCheck, gpu: str | None, memory: int | str | None) -> tuple[str, GPU, int | str | None]:
-    """The card asked for, the one here or the default: its name, what stands for it in dry runs, and its memory."""
+    """The requested card, the one here, or the default: its name, the similar card for dry runs, and its memory."""
     if gpu is None and check.cards:
         device = check.cards[0].device
         return device.name, closest_gpu(device.name, device.capability or (0, 0)), memory or device.total_bytes
