@@ -1,4 +1,4 @@
-"""How results look: one view for each kind of result, two encodings (text and HTML) that show the same rows."""
+"""Views of results: one for each class, as a Description that ``text`` and ``html`` encode with the same rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""What a result says about itself, before anyone decides how it looks.
+"""Descriptions of results: a title and blocks, which ``text`` and ``html`` encode with the same rows.
 
-A result describes itself once, in blocks; ``text`` and ``html`` show them with the same rows.
 A cell of a table is text or an ``int``: a byte count, formatted at the last moment.
 """
 

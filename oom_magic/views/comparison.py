@@ -1,4 +1,4 @@
-"""How runs beside each other look."""
+"""The views of comparisons: several runs, a prediction and its measurement, calculations by hand."""
 
 from __future__ import annotations
 

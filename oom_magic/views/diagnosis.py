@@ -1,4 +1,4 @@
-"""What a Diagnosis says about itself: three lines on top, then the details, in the diagnosis' language."""
+"""The view of a Diagnosis: three lines on top (what, why, what to change), then the details; in its own language."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _HUES = {
     "budget_rounding": "free",
     "budget_in_system_memory": "free",
 }
-# Saved for the backward: an author who writes "activations" means these, too.
-_PARTS_OF_A_STEP = (Cause.LOGITS_OR_LOSS, Cause.ATTENTION_SCORES)
+# Saved for the backward: an author who writes "activations" may mean these, too.
+_ACTIVATION_CAUSES = (Cause.LOGITS_OR_LOSS, Cause.ATTENTION_SCORES)
 _INFERENCE = frozenset(program.key for program in PROGRAMS if not program.trains)
-# Changes that a text determines more closely than its cause does.
-_SAID_FIRST = (
+# Remedies that are more specific than the advice for the cause.
+_SPECIFIC_REMEDIES = (
     "smaller_input",
     "keep_less",
     "flash_kernel",
@@ -48,8 +48,8 @@ _SAID_FIRST = (
     "smaller_array",
     "find_tensor",
 )
-# The steps that the usual advice for a cause names.
-_STEPS_SAID = {
+# The remedies that the general advice for a cause names.
+_ADVISED_STEPS = {
     Cause.ACTIVATIONS: {"smaller_batch_any", "checkpointing"},
     Cause.WEIGHTS_TOO_BIG: {"half_weights", "qlora", "offload"},
     Cause.OPTIMIZER_STATE: {"optimizer_8bit", "adafactor", "lora"},
@@ -57,14 +57,14 @@ _STEPS_SAID = {
     Cause.ATTENTION_SCORES: {"sdpa", "shorter_sequences_any"},
 }
 _WITHOUT_EFFECT = ("workers", "clearing", "clipping")
-# The remedies that a proposal stands for, where it is not one remedy's key.
-_MEANS = {
+# The remedies that an author's proposal stands for, if it is not the key of one.
+_REMEDIES_OF_PROPOSAL = {
     "mixed_precision": ("mixed_precision", "half_weights"),
     "quantized": ("qlora", "loaded_4bit", "loaded_8bit", "quantized_model"),
     "offload": ("offload", "offload_optimizer", "diffusers_offload", "diffusers_sequential"),
 }
-# Other savings, as they are worded when they are not among the first things to change.
-_IN_GENERAL: dict[str, tuple[str, dict[str, str | int]]] = {
+# Proposals that are not among the remedies: the sentence about their saving in general.
+_GENERAL_SAVINGS: dict[str, tuple[str, dict[str, str | int]]] = {
     "smaller_batch": ("remedy_smaller_batch_any", {}),
     "shorter_sequences": ("remedy_shorter_sequences_any", {}),
     "checkpointing": ("remedy_checkpointing", {}),
@@ -76,21 +76,20 @@ _IN_GENERAL: dict[str, tuple[str, dict[str, str | int]]] = {
     "optimizer_8bit": ("remedy_optimizer_8bit", {}),
     "smaller_model": ("remedy_smaller_model", {}),
 }
-# The same savings as they are advised where the text shows no code that could have them already.
-_IF_ANY = {"checkpointing": "checkpointing_setting", "mixed_precision": "half_setting", "fsdp": "fsdp_if"}
+# The same, if the text shows no code, which could have them already.
+_CONDITIONAL_REMEDIES = {"checkpointing": "checkpointing_setting", "mixed_precision": "half_setting", "fsdp": "fsdp_if"}
 _MOST_MISSING = 2
-_UNTOLD = ("tensor_not_printed", "tensor_unknown_model")  # notes from which nothing can be learnt
-# Names that do not mean a GPU.
+_UNINFORMATIVE_NOTES = ("tensor_not_printed", "tensor_unknown_model")
 _SERVERS = ("vllm", "sglang", "server")  # they take a share of the device and fill it
-_RESERVES = ("program_reserves", "told_generation")
-_OF_CACHES = {"vllm": "_cache", "sglang": "_cache", "vllm_context": "_context"}
-# Copies of weights beside them.
-_COPIES = {"checkpoint_to_gpu": "_twice", "phase_saving": "_saving", "told_saving": "_saving"}
-_OF_A_STEP = ("name_sums_a_step", "comprehension_sums_a_step")
+_RESERVING_KEYS = ("program_reserves", "told_generation")
+_CACHE_SUFFIXES = {"vllm": "_cache", "sglang": "_cache", "vllm_context": "_context"}
+# Evidence of a second copy of the weights: the suffix of the cause's sentence.
+_COPY_SUFFIXES = {"checkpoint_to_gpu": "_twice", "phase_saving": "_saving", "told_saving": "_saving"}
+_GROWTH_WITHIN_STEP = ("name_sums_a_step", "comprehension_sums_a_step")
 _DEVICES = {"npu": "NPU", "mlu": "MLU"}
 _LONGEST_MESSAGE = 1200
 _MOST_HOLDERS = 12
-_MISTAKEN_SIZES = ("request_absurd", "request_overflowed", "meaning_cuda_absurd_size")
+_SIZE_ERRORS = ("request_absurd", "request_overflowed", "meaning_cuda_absurd_size")
 _LIKELY_FIT = 0.7
 _STATE_ON_HOST = "{name: value.cpu() for name, value in model.state_dict().items()}"
 
@@ -165,15 +164,15 @@ def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
     failure, suffix = diagnosis.main_failure, ""
     if cause is Cause.MEMORY_FRACTION_LIMIT and diagnosis.program in _SERVERS:
         suffix = "_server" if failure is None or failure.limit_bytes is None else ""
-        suffix = _OF_CACHES.get("" if failure is None else failure.format, suffix)
-    elif cause is Cause.MEMORY_FRACTION_LIMIT and any(one.key in _RESERVES for one in diagnosis.evidence):
+        suffix = _CACHE_SUFFIXES.get("" if failure is None else failure.format, suffix)
+    elif cause is Cause.MEMORY_FRACTION_LIMIT and any(one.key in _RESERVING_KEYS for one in diagnosis.evidence):
         suffix = "_reserved"
     elif cause is Cause.OTHER_PROCESS and "models_beside" in diagnosis.told:
         suffix = "_models"
     elif cause is Cause.DRIVER_LEVEL and diagnosis.program and not PROGRAMS_BY_KEY[diagnosis.program].is_torch:
         suffix = "_elsewhere"
     elif cause is Cause.WEIGHTS_TOO_BIG:
-        suffix = next((_COPIES[one.key] for one in diagnosis.evidence if one.key in _COPIES), "")
+        suffix = next((_COPY_SUFFIXES[one.key] for one in diagnosis.evidence if one.key in _COPY_SUFFIXES), "")
     elif cause is Cause.HOST_RAM and "Jetson" in diagnosis.systems:
         suffix = "_board"
     elif cause is Cause.HOST_RAM and failure is not None and failure.format == "windows_paging_file":
@@ -182,7 +181,7 @@ def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = "_data"
     elif cause is Cause.ACTIVATIONS and any(one.key == "stage_profiling" for one in diagnosis.evidence):
         suffix = "_trial"
-    elif cause is Cause.ACTIVATIONS and any(one.key in _OF_A_STEP for one in diagnosis.evidence):
+    elif cause is Cause.ACTIVATIONS and any(one.key in _GROWTH_WITHIN_STEP for one in diagnosis.evidence):
         suffix = "_together"
     elif cause is Cause.ACTIVATIONS and _infers(diagnosis):
         suffix = "_inference"
@@ -220,7 +219,7 @@ def _change(diagnosis: Diagnosis) -> Iterator[Block]:
 def _advice(diagnosis: Diagnosis, lang: Language) -> str:
     """The first remedies for the cause, when none is evaluated."""
     line = next((one.values["code"] for one in diagnosis.evidence if one.key == "request_of_line"), "")
-    if any(one.key in _MISTAKEN_SIZES for one in diagnosis.evidence):
+    if any(one.key in _SIZE_ERRORS for one in diagnosis.evidence):
         return translate("advice_overflow_line" if line else "advice_overflow", lang, code=line)
     first = diagnosis.remedies[0] if diagnosis.remedies else None
     is_told = diagnosis.program or is_named_by_message(diagnosis)
@@ -228,10 +227,10 @@ def _advice(diagnosis: Diagnosis, lang: Language) -> str:
     in_evaluation = is_evaluation(diagnosis) or any(one.key == "grows_in_evaluation" for one in diagnosis.evidence)
     in_evaluation = in_evaluation and first is not None and first.key == "no_grad"
     is_usual = first is None or first.key in AGAINST.get(diagnosis.cause, ())[:1]
-    said = _STEPS_SAID.get(diagnosis.cause, set())
+    said = _ADVISED_STEPS.get(diagnosis.cause, set())
     is_usual = is_usual and (first is None or said <= {one.key for one in diagnosis.remedies})
     is_told = is_told or not (is_usual or in_evaluation)  # the usual advice begins with a step that is not for this run
-    if first is not None and (code_of(first.key, diagnosis) is not None or is_told or first.key in _SAID_FIRST):
+    if first is not None and (code_of(first.key, diagnosis) is not None or is_told or first.key in _SPECIFIC_REMEDIES):
         return render_evidence(Evidence(f"remedy_{first.key}", first.values), lang)
     if diagnosis.phase == "saving" and diagnosis.cause is Cause.WEIGHTS_TOO_BIG:
         return translate("advice_saving", lang, code=_STATE_ON_HOST)
@@ -256,7 +255,11 @@ def _budget_blocks(budget: Budget, whole: str, lang: Language) -> tuple[Block, .
 def _tensors(diagnosis: Diagnosis) -> Iterator[Block]:
     lang = diagnosis.lang
     if not diagnosis.tensors:
-        if diagnosis.tensor_note and diagnosis.tensor_note not in _UNTOLD and diagnosis.cause not in HOST_CAUSES:
+        if (
+            diagnosis.tensor_note
+            and diagnosis.tensor_note not in _UNINFORMATIVE_NOTES
+            and diagnosis.cause not in HOST_CAUSES
+        ):
             yield Details(translate("heading_tensor", lang), (Sentence(translate(diagnosis.tensor_note, lang)),))
         return
     rows = tuple((translate(f"tensor_name_{one.name}", lang), one.formula) for one in diagnosis.tensors)
@@ -341,7 +344,7 @@ def _story(diagnosis: Diagnosis) -> Iterator[Block]:
 def _causes_named(diagnosis: Diagnosis) -> Iterator[str]:
     possible = {one.cause for one in diagnosis.possible if one.confidence is not Confidence.OPEN}
     for cause in diagnosis.story.causes:
-        is_part = cause is Cause.ACTIVATIONS and diagnosis.cause in _PARTS_OF_A_STEP
+        is_part = cause is Cause.ACTIVATIONS and diagnosis.cause in _ACTIVATION_CAUSES
         agrees = "agrees" if cause is diagnosis.cause or is_part else "possible" if cause in possible else "unsupported"
         text = _cause(cause, diagnosis)
         yield translate(f"story_cause_{agrees}", diagnosis.lang, cause=text)
@@ -357,12 +360,12 @@ def _proposals_judged(diagnosis: Diagnosis) -> Iterator[str]:
         if key in _WITHOUT_EFFECT:
             yield translate(f"story_{key}", lang)
             continue
-        meant = [one for one in _MEANS.get(key, (key,)) if one in against]
-        named.update([*meant, _IF_ANY.get(key, key)])
+        meant = [one for one in _REMEDIES_OF_PROPOSAL.get(key, (key,)) if one in against]
+        named.update([*meant, _CONDITIONAL_REMEDIES.get(key, key)])
         if meant:
             yield translate("story_helps", lang, remedy=wording.of(against[meant[0]]))
-        elif key in _IN_GENERAL:
-            how = "story_helps" if _IF_ANY.get(key) in against else "story_saves_too"
+        elif key in _GENERAL_SAVINGS:
+            how = "story_helps" if _CONDITIONAL_REMEDIES.get(key) in against else "story_saves_too"
             yield translate(how, lang, remedy=_in_general(key, lang))
     if diagnosis.confidence not in (Confidence.CERTAIN, Confidence.LIKELY):
         return
@@ -371,7 +374,7 @@ def _proposals_judged(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _in_general(proposal: str, lang: Language) -> str:
-    key, values = _IN_GENERAL[proposal]
+    key, values = _GENERAL_SAVINGS[proposal]
     return translate(key, lang, **values)
 
 

@@ -1,4 +1,4 @@
-"""How the allocator's segments look."""
+"""The view of a MemoryMap: the allocator's segments as bars."""
 
 from __future__ import annotations
 

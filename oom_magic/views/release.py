@@ -1,4 +1,4 @@
-"""How a release looks: before and after, what went, and who holds the rest."""
+"""The view of a Released: memory before and after, what was freed, and who holds the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How remedies are shown: the best in one sentence, all in a table, the code of each to paste."""
+"""The view of remedies: the best in one sentence, all in a chart and a table, the code of each to paste."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a MemoryReport says about itself, the most important first."""
+"""The view of a MemoryReport: verdict, peaks, breakdown, lines; then the details."""
 
 from __future__ import annotations
 

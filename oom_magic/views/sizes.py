@@ -1,4 +1,4 @@
-"""How Sizes and a TrainingSetup look."""
+"""The views of Sizes and TrainingSetup."""
 
 from __future__ import annotations
 

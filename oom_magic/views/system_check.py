@@ -1,4 +1,4 @@
-"""How the system check looks, with the setups it recommends."""
+"""The view of a SystemCheck, with recommended setups."""
 
 from __future__ import annotations
 
