@@ -55,13 +55,13 @@ def test_each_job_is_made_whatever_becomes_of_the_copies(
     works: bool, bad: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if 7 in bad:
-        monkeypatch.setattr("oom_magic.predict.forks.MOST_LOOKS", 2)
+        monkeypatch.setattr("oom_magic.predict.forks.MOST_POLLS", 2)
     work = partial(squared, os.getpid())
     before = children()
     copies = Forks(work, call, 3, works)
     jobs = [1, 2, *bad, 8, 9]
-    copies.ahead(jobs)
-    made = [copies.made(job, work) for job in jobs]
+    copies.submit(jobs)
+    made = [copies.result(job, work) for job in jobs]
     copies.close()
     assert [number for number, _ in made] == [job**2 for job in jobs]
     assert bad or works or all(is_elsewhere for _, is_elsewhere in made)
@@ -75,10 +75,10 @@ def test_what_fails_here_too_is_raised_where_it_is_asked_for() -> None:
         return number
 
     copies = Forks(fail, call, 3, True)
-    copies.ahead([1, 2, 3])
-    assert copies.made(3, fail) == 3
+    copies.submit([1, 2, 3])
+    assert copies.result(3, fail) == 3
     with pytest.raises(ZeroDivisionError):
-        copies.made(2, fail)
+        copies.result(2, fail)
     copies.close()
 
 
@@ -93,8 +93,8 @@ def test_copies_write_nothing_that_is_shared(tmp_path: Path) -> None:
         return os.getpid() if mapped[0] == tensor[0] == number else 0
 
     copies = Forks(write, call, 3, False)
-    copies.ahead([1, 2])
-    assert copies.made(1, write) != os.getpid()
+    copies.submit([1, 2])
+    assert copies.result(1, write) != os.getpid()
     copies.close()
     assert not mapped.any() and not tensor.any() and anonymous[:2] == bytes(2)
     assert np.fromfile(tmp_path / "map", np.uint8).sum() == 0
@@ -112,7 +112,7 @@ def test_a_copy_that_is_ended_puts_back_what_it_did(tmp_path: Path) -> None:
         return number
 
     copies = Forks(stay, call, 3, False)
-    copies.ahead([1, 2])
+    copies.submit([1, 2])
     while not list(tmp_path.iterdir()):
         time.sleep(0.01)
     copies.close()

@@ -13,7 +13,7 @@ from IPython.display import clear_output, display
 from tqdm.notebook import tqdm
 
 import oom_magic as om
-from oom_magic.predict.silence import in_silence
+from oom_magic.predict.silence import silenced
 
 
 def test_what_a_rehearsal_shows_is_not_seen(shell: Any, capsys: Any, monkeypatch: Any) -> None:
@@ -44,7 +44,7 @@ def test_what_a_rehearsal_shows_is_not_seen(shell: Any, capsys: Any, monkeypatch
     thread = threading.Thread(target=others)
     thread.start()
     before = plt.get_fignums()
-    with in_silence():
+    with silenced():
         om.dry_run(run)
     thread.join()
     assert shown == [] and plt.get_fignums() == before

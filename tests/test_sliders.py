@@ -430,7 +430,7 @@ def rise(batch_size: int = 4, seq_len: int = 64) -> None:
 def test_with_a_front_end_one_run_is_shown_and_the_rest_leaves_the_kernel_free(
     monkeypatch: pytest.MonkeyPatch, dry_runs: list[str]
 ) -> None:
-    monkeypatch.setattr("oom_magic.notebook.sliders.controller.is_attended", lambda: True)
+    monkeypatch.setattr("oom_magic.notebook.sliders.controller.has_frontend", lambda: True)
     counts: list[int] = []
 
     async def stand_by() -> None:

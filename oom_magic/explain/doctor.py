@@ -188,7 +188,7 @@ class _Search:
                 microbatch_size=(_MICROBATCHES[0], _MICROBATCHES[-1]),
                 seq_len=(lengths[0], lengths[-1]) if len(lengths) > 1 else lengths[0],
             )
-            self._stack.enter_context(found.runs.under_way(has_bar=False))
+            self._stack.enter_context(found.runs.in_parallel(has_bar=False))
             self._known_sizes[key] = found
         return self._known_sizes[key]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from oom_magic.language import _
 from oom_magic.memory.report import Assumption, MemoryReport
 from oom_magic.predict.instrumentation.decided.decided_names import DecidedNames, cpu_fields, cpu_names, joined, shown
-from oom_magic.predict.silence import in_silence
+from oom_magic.predict.silence import silenced
 
 if TYPE_CHECKING:
     from oom_magic.predict.instrumentation.recorder import Recorder
@@ -73,7 +73,7 @@ def stayed_on_cpu(
     values = {name: seen[name] for name in names}
     peak = None
     if names:
-        with contextlib.suppress(Exception), in_silence():
+        with contextlib.suppress(Exception), silenced():
             other = again(presume(names))
             if not _took_memory(other):
                 return None  # the names have another purpose

@@ -1,8 +1,8 @@
-"""Copies of this process (forks) that work off the same list of jobs, on cores that would be idle.
+"""Copies of this process (forks) that compute jobs from a shared queue, on cores that would be idle.
 
-The list is a pipe: whoever reads a job from it does it. Copies only save time: a job that one of them fails at, or does
-not finish, is done here, as are all that follow. Where a GPU is in use, or a fork is not safe (outside Linux), there
-are none.
+The queue is a pipe: the process that reads a job from it computes it. Copies only save time: a job that fails or does
+not finish in one of them is computed here, as are all that follow. There are no copies if a GPU is in use or a fork is
+not safe (outside Linux).
 """
 
 from __future__ import annotations
@@ -29,74 +29,74 @@ import torch
 
 from oom_magic.predict.isolation.live_objects import heap_set_aside
 
-_JOB_BYTES = 512  # in the list, padded: below PIPE_BUF, so that a job is written and read as a whole
+_JOB_BYTES = 512  # in the queue, padded: below PIPE_BUF, so that a job is written and read as a whole
 _DONE = struct.Struct("qqqq")  # number of the job, process, where its result begins in the copy's file, and its length
-_LOOK_SECONDS = 0.5  # between two looks whether the copies still live
+_POLL_SECONDS = 0.5  # between two checks whether the copies are still alive
 _END_SECONDS = 1.0  # for a copy to undo its changes outside of its memory
-MOST_LOOKS = 120  # seconds without a result after which the copies are given up
+MOST_POLLS = 120  # seconds without a result after which the copies are given up
 _MOST_COPIED_BYTES = 1 << 28  # of a piece of shared memory that has no file
 _FIXED = 0x10  # MAP_FIXED of sys/mman.h
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 _Job = TypeVar("_Job", bound=Hashable)
-_Made = TypeVar("_Made")
+_Result = TypeVar("_Result")
 
 
 @dataclass(eq=False)
-class Forks(Generic[_Job, _Made]):
-    """Makes what ``make(job)`` returns, in copies of this process that begin when there is something to do ahead.
+class Forks(Generic[_Job, _Result]):
+    """Computes ``compute(job)`` in copies of this process, which start when a job is submitted.
 
-    There is one for each core, at most ``most``; where this process ``works`` too, the first core is left to it.
-    ``at_rest`` calls its argument at a time when a fork copies no unfinished work.
+    There is one copy for each core, at most ``most``; if this process ``works``, too, one core is left to it.
+    ``at_rest`` calls its argument when no work is unfinished, so that a fork copies none.
     """
 
-    make: Callable[[_Job], _Made]
+    compute: Callable[[_Job], _Result]
     at_rest: Callable[[Callable[[], None]], object]
     most: int
     works: bool
 
     def __post_init__(self) -> None:
         self._jobs: list[_Job] = []
-        self._open: set[_Job] = set()  # on the list, or taken from it
-        self._made: dict[_Job, _Made] = {}
+        self._open: set[_Job] = set()  # in the queue, or taken from it
+        self._results: dict[_Job, _Result] = {}
         self._files: dict[int, int] = {}  # of results, by process
-        self._pipes: tuple[int, ...] = ()  # both ends of the list, both ends of what tells of results
-        self._num_looks = 0
+        self._pipes: tuple[int, ...] = ()  # both ends of the queue of jobs, both ends of that of results
+        self._num_polls = 0
 
-    def ahead(self, jobs: Iterable[_Job]) -> None:
-        """Put jobs on the list that will be asked for, in their order."""
-        fresh = [job for job in dict.fromkeys(jobs) if job not in self._open and job not in self._made]
-        if len(fresh) + len(self._open) <= self.works:  # a single one is made here as fast
+    def submit(self, jobs: Iterable[_Job]) -> None:
+        """Put jobs into the queue whose results will be asked for, in this order."""
+        fresh = [job for job in dict.fromkeys(jobs) if job not in self._open and job not in self._results]
+        if len(fresh) + len(self._open) <= self.works:  # a single one is computed here as fast
             return
         if not self._pipes and self._num_copies():
-            self.at_rest(self._begin)
+            self.at_rest(self._start)
         for job in fresh if self._files else ():
             text = pickle.dumps((len(self._jobs), job))
-            with suppress(BlockingIOError):  # the list is full
+            with suppress(BlockingIOError):  # the queue is full
                 if len(text) <= _JOB_BYTES:
                     os.write(self._pipes[1], text.ljust(_JOB_BYTES, b"\0"))
                     self._jobs.append(job)
                     self._open.add(job)
 
-    def made(self, job: _Job, make_here: Callable[[_Job], _Made]) -> _Made:
-        """The result of a job; other jobs of the list are done first, and those of copies are waited for."""
-        self.ahead([job])
+    def result(self, job: _Job, compute_here: Callable[[_Job], _Result]) -> _Result:
+        """The result of a job: from a copy, or by ``compute_here``, after other jobs in the queue."""
+        self.submit([job])
         while True:
             self._collect()
-            if job in self._made:
-                return self._made.pop(job)
-            taken = job if job not in self._open else self._taken() if self.works else None
-            if taken is None:
+            if job in self._results:
+                return self._results.pop(job)
+            next_job = job if job not in self._open else self._next_job() if self.works else None
+            if next_job is None:
                 self._wait()
                 continue
-            self._open.discard(taken)
-            if taken == job:
-                return make_here(job)
+            self._open.discard(next_job)
+            if next_job == job:
+                return compute_here(job)
             with suppress(Exception):  # it is raised where this job is asked for
-                self._made[taken] = make_here(taken)
+                self._results[next_job] = compute_here(next_job)
 
     def close(self, ended: Collection[int] = ()) -> None:
-        """End the copies that have not ``ended``; what they were at is interrupted, so that it leaves no files."""
+        """End the copies that have not ``ended``, with an interrupt first, so that their work leaves no files."""
         running = set(self._files.keys() - ended)
         until = time.monotonic() + _END_SECONDS
         for sent in (signal.SIGTERM, signal.SIGKILL):
@@ -111,7 +111,7 @@ class Forks(Generic[_Job, _Made]):
         self._files, self._pipes = {}, ()
         self._open.clear()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._pipes = (*os.pipe(), *os.pipe())
         for number in self._pipes:
             os.set_blocking(number, False)
@@ -128,41 +128,43 @@ class Forks(Generic[_Job, _Made]):
                 self._files[process] = file
 
     def _serve(self, file: int) -> None:
-        """The work of a copy: jobs, until the list is closed. Interrupts are for the parent; the copy ends when the
-        parent does."""
+        """The work of a copy: jobs, until the queue is closed.
+
+        Interrupts are for the parent; the copy ends when the parent does.
+        """
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         _make_shared_memory_private()
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-        listed, put, _unused, told = self._pipes
-        os.close(put)
+        jobs, writable, _unused, done = self._pipes
+        os.close(writable)
         torch.set_num_threads(1)  # OpenMP's threads are not there
         length = 0
         with heap_set_aside(collects=False):
             while True:
-                select.select([listed], [], [])
+                select.select([jobs], [], [])
                 with suppress(BlockingIOError):  # another was faster
-                    text = os.read(listed, _JOB_BYTES)
+                    text = os.read(jobs, _JOB_BYTES)
                     if not text:
                         return
                     number, job = pickle.loads(text)
                     found = self._pickled(job)
                     os.pwrite(file, found, length)
-                    os.write(told, _DONE.pack(number, os.getpid(), length, len(found)))
+                    os.write(done, _DONE.pack(number, os.getpid(), length, len(found)))
                     length += len(found)
 
     def _pickled(self, job: _Job) -> bytes:
-        """The result of a job, pickled; empty where it failed. Raises KeyboardInterrupt where this copy is to end."""
+        """The result of a job, pickled; empty if it failed. Raises KeyboardInterrupt if this copy is to end."""
         try:
-            return pickle.dumps(self.make(job), protocol=5)
+            return pickle.dumps(self.compute(job), protocol=5)
         except KeyboardInterrupt:
             raise
         except BaseException:
             return b""
 
-    def _taken(self) -> _Job | None:
-        """The next job of the list, for this process."""
+    def _next_job(self) -> _Job | None:
+        """The next job in the queue, for this process."""
         try:
             text = os.read(self._pipes[0], _JOB_BYTES)
         except BlockingIOError:
@@ -171,27 +173,27 @@ class Forks(Generic[_Job, _Made]):
         return job
 
     def _collect(self) -> None:
-        """Take what copies have made."""
+        """Read the results of copies."""
         while self._pipes:
             try:
                 number, process, at, length = _DONE.unpack(os.read(self._pipes[2], _DONE.size))
             except BlockingIOError:
                 return
-            self._num_looks = 0
+            self._num_polls = 0
             job = self._jobs[number]
             self._open.discard(job)
-            if not length:  # as where a driver is there: autograd's threads for its devices are not in a fork
+            if not length:  # such as with a driver: autograd's threads for its devices are not in a fork
                 self.close()
                 self.most = 0
                 return
-            self._made[job] = pickle.loads(os.pread(self._files[process], length, at))
+            self._results[job] = pickle.loads(os.pread(self._files[process], length, at))
 
     def _wait(self) -> None:
-        """Until a copy tells of a result; all are given up if one has ended or nothing comes for long."""
-        select.select([self._pipes[2]], [], [], _LOOK_SECONDS)
-        self._num_looks += 1
+        """Wait for a result; all copies are given up if one has ended, or after ``MOST_POLLS``."""
+        select.select([self._pipes[2]], [], [], _POLL_SECONDS)
+        self._num_polls += 1
         ended = [process for process in self._files if os.waitpid(process, os.WNOHANG)[0]]
-        if ended or self._num_looks > MOST_LOOKS:
+        if ended or self._num_polls > MOST_POLLS:
             self._collect()
             self.close(ended)
 
@@ -236,7 +238,7 @@ def _make_shared_memory_private() -> None:
 
 
 def _opened(path: list[str], inode: int) -> int:
-    """The number of a mapped file, opened anew; -1 where it has no name any more. Raises OSError for a device."""
+    """A new descriptor of a mapped file; -1 if it has no name any more. Raises OSError for a device."""
     try:
         found = Path(path[0]).stat()
     except (OSError, IndexError):

@@ -55,8 +55,8 @@ _USERS = (
 def torch_patches(cards: Cards, view: DeviceView, assume: Callable[[str], None]) -> Patches:
     """The table for these cards. The originals are those at the time of the call."""
     gpu, autocast, dlpack = cards.gpu, cards.gpu.autocast, shared_by_dlpack()
-    usual: Callable[..., Any] = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-    run_backward = gpu.noting_watchers(AutogradOrder().around(usual))
+    original: Callable[..., Any] = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+    run_backward = gpu.noting_watchers(AutogradOrder().around(original))
     return [
         *torch_cuda_answers(cards),
         *legacy_types(),

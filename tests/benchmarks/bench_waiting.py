@@ -113,7 +113,7 @@ async def preset_rows() -> dict[str, tuple[float, float]]:
     from oom_magic.notebook.sliders import controller
     from oom_magic.notebook.sliders.source import SetupSizer
 
-    controller.is_attended = lambda: True
+    controller.has_frontend = lambda: True
     began = time.perf_counter(), computed()
     panel = om.sliders(om.TrainingSetup("qwen2.5-7b", method="qlora", gpu="RTX 3060"))
     rows = {"preset: first picture": (time.perf_counter() - began[0], computed() - began[1])}

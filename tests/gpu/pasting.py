@@ -22,7 +22,7 @@ from failing_notebooks import NOTEBOOKS
 from notebook_cases import CARD_MIB, Notebook
 
 from oom_magic.predict.session import DrySession
-from oom_magic.predict.silence import in_silence
+from oom_magic.predict.silence import silenced
 
 # What is written behind the making of model and optimizer: the price is of both made anew.
 LOADED_SO = frozenset({"lora", "qlora", "half_weights"})
@@ -114,7 +114,7 @@ def peak_of(cells: list[str]) -> int:
     session = DrySession("RTX 3060", f"{CARD_MIB}MiB", is_limited=False, has_bar=False, stop_after_steps=2)
     for number, cell in enumerate(cells):
         code = compile(cell, f"<ipython-input-{number}>", "exec")
-        with in_silence():
+        with silenced():
             session.run(lambda code=code: exec(code, names))
     assert session.report is not None
     return session.report.peak_allocated_bytes

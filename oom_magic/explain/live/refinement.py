@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from oom_magic.explain.evidence.causes import DOUBTS, Cause, Confidence, Evidence, Judgement
 from oom_magic.memory.categories import CATEGORIES, Category
-from oom_magic.predict.silence import in_silence
+from oom_magic.predict.silence import silenced
 
 if TYPE_CHECKING:
     import numpy as np
@@ -198,7 +198,7 @@ def refine_with_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Diagnosis:
     if diagnosis.cause is not Cause.UNKNOWN:
         return diagnosis
     try:
-        with in_silence():
+        with silenced():
             report = setup.dry_run()
     except Exception:  # a library that is missing; the remedies then say why nothing is evaluated
         return diagnosis

@@ -10,7 +10,7 @@ from oom_magic.errors import InvalidSettingError
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.growth import Growth
 from oom_magic.predict.compiled import CudaGraphsError
-from oom_magic.predict.silence import in_silence
+from oom_magic.predict.silence import silenced
 
 if TYPE_CHECKING:
     from oom_magic.explain.remedies.room import InTheWay
@@ -250,7 +250,7 @@ def rehearse(run: Callable[[], MemoryReport]) -> MemoryReport:
     from oom_magic.predict.what_if.change import InapplicableError
 
     try:
-        with in_silence():
+        with silenced():
             return run()
     except InapplicableError as error:
         raise NotEvaluatedError(Evidence(f"reason_{error.key}", error.values), applies=False) from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.remedies.rehearsal import Variation
-from oom_magic.predict.silence import in_silence
+from oom_magic.predict.silence import silenced
 
 if TYPE_CHECKING:
     from oom_magic.explain.live.growth import Growth
@@ -205,7 +205,7 @@ def _made(
 
     variation, reason = None, None
     try:
-        with in_silence():
+        with silenced():
             change = make()
         variation, values = Variation(((change, fields or {}),)), change.values or values
     except MissingError as missing:

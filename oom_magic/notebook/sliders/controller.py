@@ -12,11 +12,11 @@ from IPython.display import display
 
 from oom_magic.language import _, choose_language
 from oom_magic.memory.report import MemoryReport
+from oom_magic.notebook.sliders.background import BackgroundWork, has_frontend, running_loop
 from oom_magic.notebook.sliders.cards import SliderCard, SliderMachine, offered_cards
 from oom_magic.notebook.sliders.fit_map import Grid
 from oom_magic.notebook.sliders.page import SavedSliders, naming_script
 from oom_magic.notebook.sliders.panel import CardControl, NumberControl, Panel, choice_control
-from oom_magic.notebook.sliders.slices import Slices, is_attended, running_loop
 from oom_magic.notebook.sliders.source import Estimator, FunctionSizer, SetupSizer, Sizer, TraceFailed
 from oom_magic.notebook.sliders.view import Estimate, assumption_details, error_blocks, live_blocks, settings_table
 from oom_magic.notebook.step_chart import step_picture
@@ -72,7 +72,7 @@ def sliders(
 class Sliders(ipywidgets.VBox):
     """The panel. ``values``, ``report`` and ``setup`` follow the sliders; ``controls`` has the widgets by name.
 
-    A move shows sums of sizes at once. When no further move follows, missing sizes are found in slices and the
+    A move shows sums of sizes at once. When no further move follows, missing sizes are found in the background and the
     allocator is replayed, for reserved memory, the largest batch and the timeline; the next move cancels that.
     """
 
@@ -82,7 +82,7 @@ class Sliders(ipywidgets.VBox):
         self._estimator = Estimator(sizer, grid)
         self._saved = SavedSliders(self._estimator)
         self._refining: asyncio.Task[None] | None = None
-        self._slices: Slices | None = None
+        self._work: BackgroundWork | None = None
         self._estimate: Estimate | None = None  # None: nothing is known yet, or ``_failure`` says what went wrong
         self._failure: tuple[Block, ...] = ()
         self._is_shown = self._is_moving_many = self._has_begun = False
@@ -143,23 +143,23 @@ class Sliders(ipywidgets.VBox):
         self._stop()
         values, card, loop = self.values, self.card, running_loop()
         if loop is None or not self._has_begun:
-            is_later = loop is not None and is_attended()
+            is_later = loop is not None and has_frontend()
             if not self._shown_or_failed(lambda: self._show_now(values, card, is_later)):
                 return
             self._has_begun = True
         elif not self._shown_or_failed(lambda: self._show_known(values, card)):
             return
         if loop is not None:
-            slices = self._slices = Slices(loop, self._panel.count)
-            self._refining = loop.create_task(self._refine(slices, values, card))
+            work = self._work = BackgroundWork(loop, self._panel.count)
+            self._refining = loop.create_task(self._refine(work, values, card))
 
     def _stop(self) -> None:
         """Cancel the work for the previous setting."""
         if self._refining is not None:
             self._refining.cancel()
-        if self._slices is not None:
-            self._slices.stop()
-        self._refining = self._slices = None
+        if self._work is not None:
+            self._work.stop()
+        self._refining = self._work = None
 
     def _shown_or_failed(self, show: Callable[[], object]) -> bool:
         """Whether ``show`` succeeded; if not, the panel shows the error."""
@@ -221,12 +221,12 @@ class Sliders(ipywidgets.VBox):
 
     # -- after the last move --------------------------------------------------
 
-    async def _refine(self, slices: Slices, values: Mapping[str, Any], card: SliderCard) -> None:
+    async def _refine(self, work: BackgroundWork, values: Mapping[str, Any], card: SliderCard) -> None:
         """Find the rest; errors are shown in the panel."""
         await asyncio.sleep(_IDLE_SECONDS)
         try:
             with OneLineErrors("function"):
-                await self._find(slices, values, card)
+                await self._find(work, values, card)
         except KeyboardInterrupt as interrupted:
             self._fail((Sentence(str(interrupted), "bad"),))
         except TraceFailed as failed:
@@ -234,36 +234,36 @@ class Sliders(ipywidgets.VBox):
         except Exception as error:
             self._fail(error_blocks(error))
 
-    async def _find(self, slices: Slices, values: Mapping[str, Any], card: SliderCard) -> None:
+    async def _find(self, work: BackgroundWork, values: Mapping[str, Any], card: SliderCard) -> None:
         """Step by step; each result is shown when it is known."""
         estimator, sizes = self._estimator, self._sizer.sizes(values, card)
         is_known = self._sizer.is_known(sizes, values)
         if not is_known and (self._estimate is None or self._estimate.report is None):
             with self._panel.working(self._tracing_words(card), fades=True):
-                estimate = await slices.run(estimator.exact, sizes, values)
+                estimate = await work.run(estimator.exact, sizes, values)
             self._show(sizes, estimate)
             self._panel.show_details(estimate)
         if not is_known:
             with self._panel.working(_("One run was followed; following others, for all numbers …")):
-                await slices.run(self._sizer.trace, sizes, values, card)
+                await work.run(self._sizer.trace, sizes, values, card)
         estimate = estimator.quick(sizes, values)
         self._show(sizes, estimate)
         for step in (estimator.exact, estimator.with_largest):
-            estimate = self._estimate = await slices.run(step, sizes, values, estimate)
+            estimate = self._estimate = await work.run(step, sizes, values, estimate)
             self._panel.show(estimate)
             self._panel.show_details(estimate)
         if not estimate.fits:
             with self._panel.working(_("Looking for what would fit …")):
-                self._estimate = estimate = await slices.run(estimator.with_way_out, values, card, estimate)
+                self._estimate = estimate = await work.run(estimator.with_way_out, values, card, estimate)
             self._panel.show(estimate)
         cells = estimator.cells(sizes, values)
         if cells is not None:
             self._panel.show_map(cells, sizes.device)
             for cell in cells.doubtful(sizes.device):
-                await slices.run(estimator.check_cell, sizes, values, cells, cell)
+                await work.run(estimator.check_cell, sizes, values, cells, cell)
                 self._panel.show_map(cells, sizes.device)
         for point in self._saved.missing(sizes, values):  # after all that is on the screen
-            await slices.run(self._saved.draw, sizes, point)
+            await work.run(self._saved.draw, sizes, point)
         self._save()
 
     def _refined(self) -> Estimate:
@@ -298,8 +298,8 @@ class Sliders(ipywidgets.VBox):
         values = {**self._sizer.ranges.fixed, **self.values}
         blocks: list[Block] = [settings_table(values)]
         try:
-            # With slices, what comes later is shown then.
-            estimate = None if self._failure else self._complete() if self._slices is None else self._refined()
+            # With background work, what comes later is shown then.
+            estimate = None if self._failure else self._complete() if self._work is None else self._refined()
         except TraceFailed as failed:  # elsewhere in the ranges
             self._fail(failed.blocks)
         if self._failure or estimate is None:

@@ -124,7 +124,7 @@ class Panel:
         go_to: Callable[[dict[str, int]], None],
         style: str,
     ) -> None:
-        self._said = ""  # while something is done in slices
+        self._activity = ""  # what is done in the background
         self._progress = ipywidgets.Output()
         self._status, self._picture, self._chart, self._code, self._assumptions = (
             ipywidgets.HTML() for _area in range(5)
@@ -187,22 +187,22 @@ class Panel:
 
     @contextmanager
     def working(self, text: str, fades: bool = False) -> Iterator[None]:
-        """Say what is done in slices, with a count of dry runs; ``fades`` where the picture is of another setting."""
-        self._said = text
+        """Show what is done in the background; ``fades``: the picture is still that of another setting."""
+        self._activity = text
         _write(self._status, (Sentence(text, "quiet"),))
         if fades:
             self._picture.add_class("oom-stale")
         try:
             yield
         finally:
-            self._said, self._status.value = "", ""
+            self._activity, self._status.value = "", ""
             self._picture.remove_class("oom-stale")
 
     def count(self, num_runs: int) -> None:
         """How many dry runs were made for what is said."""
-        if self._said:
+        if self._activity:
             counted = ngettext("{count} dry run", "{count} dry runs", num_runs)
-            _write(self._status, (Sentence(f"{self._said} {counted}", "quiet"),))
+            _write(self._status, (Sentence(f"{self._activity} {counted}", "quiet"),))
 
 
 def _folded(title: str, content: Any) -> tuple[Any, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.language import _
 from oom_magic.memory.report import MemoryReport
+from oom_magic.notebook.sliders.background import count_run, run_in_kernel_thread
 from oom_magic.notebook.sliders.cards import SliderCard, SliderMachine
 from oom_magic.notebook.sliders.fit_map import Cells, Grid
 from oom_magic.notebook.sliders.ranges import (
@@ -24,7 +25,6 @@ from oom_magic.notebook.sliders.ranges import (
     start_of,
     without_the_stiff,
 )
-from oom_magic.notebook.sliders.slices import count_in_slices, in_slices
 from oom_magic.notebook.sliders.view import Estimate, Largest, WayOut, error_blocks
 from oom_magic.predict.sizing.fingerprint import fingerprint
 from oom_magic.predict.sizing.ranges import Ranges
@@ -176,23 +176,23 @@ class Sizer(ABC):
         for name, options in ranges.choices.items():
             default = defaults.get(name)
             self.starts[name] = default if default in options else options[0]
-        self._made: dict[tuple[Any, ...], Sizes] = {}
+        self._sizes: dict[tuple[Any, ...], Sizes] = {}
         self._failed: dict[tuple[Any, ...], tuple[Block, ...]] = {}
 
     def sizes(self, values: Values, card: SliderCard) -> Sizes:
         """The sizes for the choices among ``values``, as far as they were traced. TraceFailed where that failed."""
         key = self._key(values, card)
-        if key not in self._made and key not in self._failed:
+        if key not in self._sizes and key not in self._failed:
             try:
                 self._check(values, card)
-                self._made[key] = self._untraced(values, card)
-                self._made[key].runs.elsewhere = in_slices
-                self._made[key].runs.tell = count_in_slices
+                self._sizes[key] = self._untraced(values, card)
+                self._sizes[key].runs.call_in_thread = run_in_kernel_thread
+                self._sizes[key].runs.on_trace = count_run
             except Exception as error:
                 self._failed[key] = error_blocks(error)
         if key in self._failed:
             raise TraceFailed(self._failed[key])
-        return self._made[key].with_device(card.device)
+        return self._sizes[key].with_device(card.device)
 
     def trace(self, sizes: Sizes, values: Values, card: SliderCard) -> None:
         """Trace the choices among ``values``, for all numbers. A failure is remembered."""
@@ -214,7 +214,7 @@ class Sizer(ABC):
     def sizes_elsewhere(self, values: Values, card: SliderCard) -> Sizes | None:
         """Sizes for these choices that are known for another kind of card, with the memory of this one."""
         *choices, kind = self._key(values, card)
-        alike = (sizes for (*others, other), sizes in self._made.items() if others == choices and other != kind)
+        alike = (sizes for (*others, other), sizes in self._sizes.items() if others == choices and other != kind)
         known = (sizes for sizes in alike if sizes.is_known(**self._choices(values)))
         sizes = next(known, None)
         return None if sizes is None else sizes.with_device(card.device)
@@ -384,10 +384,10 @@ def _varying(
 
 def _run_once(fn: Callable[..., Any], card: SliderCard, machine: SliderMachine, arguments: dict[str, Any]) -> None:
     from oom_magic.predict.session import dry_run
-    from oom_magic.predict.silence import in_silence
+    from oom_magic.predict.silence import silenced
 
     number: dict[str, Any] = {"num_gpus": machine.num_gpus, "num_processes": machine.num_processes}
-    with in_silence():
+    with silenced():
         dry_run(fn, gpu=card.gpu, stop_after_steps=1, **number, **arguments)
 
 

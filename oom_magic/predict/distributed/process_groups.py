@@ -85,7 +85,7 @@ def _begun_alone(module: ModuleType, run: Run) -> Callable[..., None]:
 
 def _made_alone(module: ModuleType) -> Callable[..., Any]:
     """The replacement that makes a group for the devices of the requested backend, without other processes."""
-    usual = module._new_process_group_helper
+    original = module._new_process_group_helper
 
     def _new_process_group_helper(
         group_size: int, group_rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any
@@ -96,7 +96,7 @@ def _made_alone(module: ModuleType) -> Callable[..., Any]:
         devices = asked.get_device_backend_map()
         fake = ",".join(f"{device}:fake" for device in devices if device in ("cpu", "cuda"))
         options = {**kwargs, "backend_options": None, "device_id": None}
-        made, made_store = usual(group_size, group_rank, ranks, fake, store, *args[:1], **options)
+        made, made_store = original(group_size, group_rank, ranks, fake, store, *args[:1], **options)
         if isinstance(made, module.ProcessGroup):
             made._set_default_backend(module.ProcessGroup.BackendType.CUSTOM)
             module._world.pg_map[made] = (backend, made_store)

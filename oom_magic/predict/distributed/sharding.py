@@ -108,12 +108,12 @@ def shapes_found_aside(propagator: type) -> Patches:
     """
     names = [name for name in ("_propagate_tensor_meta_non_cached",) if hasattr(propagator, name)]
 
-    def aside(usual: Any) -> Any:
+    def aside(original: Any) -> Any:
         def propagate(self: Any, op_schema: Any) -> Any:
             if is_random(op_schema.op) and op_schema.is_inplace_op():
                 return op_schema.args_schema[0].tensor_meta
             with _disable_current_modes():
-                return usual(self, op_schema)
+                return original(self, op_schema)
 
         return propagate
 

@@ -418,12 +418,12 @@ def _tolist(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 def shown_without_values(view: DeviceView) -> dict[str, Any]:
     """A replacement in ``torch._tensor_str``: a fake tensor prints its device, without values."""
-    usual = torch._tensor_str._str
+    original = torch._tensor_str._str
 
     def _str(tensor: torch.Tensor, *, tensor_contents: Any = None) -> str:
         spot = view.gpu.spot(tensor)
         if spot is None:
-            return usual(tensor, tensor_contents=tensor_contents)
+            return original(tensor, tensor_contents=tensor_contents)
         return f"tensor(..., device='{spot.device}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
 
     return {"_str": _str}

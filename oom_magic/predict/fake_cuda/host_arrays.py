@@ -62,9 +62,9 @@ class HostArray(np.ndarray[Any, Any]):
         """0 where all are alike."""
         return self._first(super().argmin, axis, out, options)
 
-    def _first(self, usual: Callable[..., Any], axis: Any, out: Any, options: dict[str, Any]) -> Any:
+    def _first(self, original: Callable[..., Any], axis: Any, out: Any, options: dict[str, Any]) -> Any:
         if axis is None or out is not None or self.strides[axis] != 0:
-            return usual(axis, out, **options)
+            return original(axis, out, **options)
         shape = [1 if at == axis % self.ndim else length for at, length in enumerate(self.shape)]
         zeros = HostArray.of(np.zeros((), dtype=np.intp), shape)
         return zeros if options.get("keepdims") else zeros[_along(axis, self.ndim, 0)]

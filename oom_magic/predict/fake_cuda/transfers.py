@@ -110,7 +110,7 @@ def storages_followed(gpu: FakeGPU) -> dict[str, Any]:
     ``copy.deepcopy`` of tensors copies storages; FSDP frees their memory and allocates it again. Each fake one has an
     address of its own, by which libraries find tensors that share one.
     """
-    usual, address = torch.UntypedStorage.clone, torch.UntypedStorage.data_ptr
+    original, address = torch.UntypedStorage.clone, torch.UntypedStorage.data_ptr
 
     def data_ptr(storage: torch.UntypedStorage) -> int:
         return storage._cdata if storage.device == META and storage.nbytes() else address(storage)
@@ -118,10 +118,10 @@ def storages_followed(gpu: FakeGPU) -> dict[str, Any]:
     def clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
             if storage.device != META:
-                return usual(storage)
+                return original(storage)
             whole = torch.empty(0, dtype=torch.uint8, device=META).set_(storage)  # type: ignore[call-overload]
             place = gpu.place(whole)
-            return usual(storage) if place is None else gpu.copy_to(whole, place, "aten::copy_").untyped_storage()
+            return original(storage) if place is None else gpu.copy_to(whole, place, "aten::copy_").untyped_storage()
 
     resize, make = torch.UntypedStorage.resize_, torch.UntypedStorage.__new__
 

@@ -60,8 +60,8 @@ def loops_known(function: Callable[..., Any], namespaces: Iterable[Mapping[str, 
 
 def with_loops(code: CodeType) -> CodeType:
     """``code`` with its loops known; itself where it has none, or where it was not compiled from its source."""
-    for usual, rewritten in _codes_of(code.co_filename).get((code.co_name, code.co_firstlineno), ()):
-        if usual.co_code == code.co_code and usual.co_freevars == code.co_freevars:
+    for original, rewritten in _codes_of(code.co_filename).get((code.co_name, code.co_firstlineno), ()):
+        if original.co_code == code.co_code and original.co_freevars == code.co_freevars:
             return rewritten
     return code
 
@@ -96,10 +96,10 @@ def _compiled(file: str, source: str) -> Codes:
     try:
         tree, other = ast.parse(source), _Rewriter(source).visit(ast.parse(source))
         for part in _units(file, tree.body):
-            usual, rewritten = (
+            original, rewritten = (
                 compile(ast.Module(one.body[part], []), file, "exec", dont_inherit=True) for one in (tree, other)
             )
-            _collect(usual, _with_loops_in_place(rewritten), found)
+            _collect(original, _with_loops_in_place(rewritten), found)
     except (SyntaxError, ValueError, RecursionError):  # a cell with magics in it
         found.clear()
     return found
@@ -113,10 +113,10 @@ def _units(file: str, statements: list[ast.stmt]) -> list[slice]:
     return units
 
 
-def _collect(usual: CodeType, rewritten: CodeType, found: Codes) -> None:
+def _collect(original: CodeType, rewritten: CodeType, found: Codes) -> None:
     """Record both code objects and those inside of them, which come in the same order."""
-    found.setdefault((usual.co_name, usual.co_firstlineno), []).append((usual, rewritten))
-    inner = [[one for one in code.co_consts if isinstance(one, CodeType)] for code in (usual, rewritten)]
+    found.setdefault((original.co_name, original.co_firstlineno), []).append((original, rewritten))
+    inner = [[one for one in code.co_consts if isinstance(one, CodeType)] for code in (original, rewritten)]
     for one, other in zip(*inner, strict=True):
         _collect(one, other, found)
 

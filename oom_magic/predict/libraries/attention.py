@@ -227,7 +227,7 @@ def _followed(operator: Any, dense: Callable[..., Any]) -> Iterator[None]:
         del operator.python_key_table[FakeGPU]
 
 
-def _traced_apart(usual: Callable[..., Any]) -> Callable[..., Any]:
+def _traced_apart(original: Callable[..., Any]) -> Callable[..., Any]:
     """``create_fw_bw_graph``: the gradient of ``score_mod`` is traced with scalars that are on no pretend GPU.
 
     The tensors that ``score_mod`` captures have no data, so the scalars have none either. Raises NotImplementedError if
@@ -238,13 +238,13 @@ def _traced_apart(usual: Callable[..., Any]) -> Callable[..., Any]:
 
     def create_fw_bw_graph(score_mod: Any, examples: tuple[Any, ...], others: tuple[Any, ...]) -> Any:
         if any(isinstance(one, FakeTensor) for one in examples):  # a compiler's
-            return usual(score_mod, examples, others)
+            return original(score_mod, examples, others)
         with view_hidden(), _disable_current_modes():
             place = META if TracingContext.try_get() is None else "cpu"  # a compiler's constants are on the host
             alike = [
                 torch.zeros((), dtype=one.dtype, device=place, requires_grad=one.requires_grad) for one in examples
             ]
-            forward, joint = usual(score_mod, tuple(alike), others)
+            forward, joint = original(score_mod, tuple(alike), others)
         captured = (value for name, value in vars(joint).items() if name.startswith("_tensor_constant"))
         if any(one.requires_grad for one in (*joint.parameters(), *joint.buffers(), *captured)):
             raise NotImplementedError(

@@ -226,13 +226,13 @@ _is_quantizing: list[str] = []  # the models that are being loaded so
 def _adapters(module: ModuleType, run: Run) -> Patches:
     """If there is no file of an adapter's weights, the adapter's own tensors give the shapes."""
     owner, read = module.PeftModel, module.load_peft_weights
-    usual = owner.load_adapter
+    original = owner.load_adapter
     loading: list[tuple[Any, str]] = []
 
     def load_adapter(model: Any, model_id: Any, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
         loading.append((model, adapter_name))
         try:
-            return usual(model, model_id, adapter_name, *args, **kwargs)
+            return original(model, model_id, adapter_name, *args, **kwargs)
         finally:
             loading.pop()
 
@@ -292,10 +292,10 @@ def _beams(module: ModuleType, run: Run) -> Patches:
     name = "_beam_search_has_unfinished_sequences"
     if not hasattr(module.GenerationMixin, name):  # older versions score beams on the host
         return []
-    usual = getattr(module.GenerationMixin, name)
+    original = getattr(module.GenerationMixin, name)
 
     def has_unfinished(improvable: Any, finished: Any, at_their_end: Any, *args: Any, **kwargs: Any) -> Any:
-        goes_on = usual(improvable, finished, at_their_end, *args, **kwargs)
+        goes_on = original(improvable, finished, at_their_end, *args, **kwargs)
         with DisableTorchFunction():
             ends = run.gpu.values.get(at_their_end)
             if ends is not None:

@@ -58,10 +58,10 @@ def _notebook_launcher(module: ModuleType, run: Run) -> Patches:
 def _training_arguments(module: ModuleType, run: Run) -> Patches:
     """Arguments made before the dry run have seen no GPU."""
     owner = module.TrainingArguments
-    usual = owner.__dict__["device"].fget
+    original = owner.__dict__["device"].fget
 
     def device(arguments: Any) -> torch.device:
-        usual(arguments)  # sets up what else the arguments know of devices
+        original(arguments)  # sets up what else the arguments know of devices
         is_cpu = getattr(arguments, "use_cpu", False) or getattr(arguments, "no_cuda", False)
         own = torch.device("cuda", 0 if run.gpu.job is None else run.gpu.job.rank)
         return torch.device("cpu") if is_cpu else own
@@ -99,11 +99,11 @@ def _trainer(module: ModuleType, run: Run) -> Patches:
 def _evaluations(module: ModuleType, run: Run) -> Patches:
     """An evaluation every so many steps runs once after the third step, if the rest of the steps is left out."""
     owner = module.DefaultFlowCallback
-    usual = owner.on_step_end
+    original = owner.on_step_end
     seen: set[int] = set()
 
     def on_step_end(callback: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        control = usual(callback, args, state, control, **kwargs)
+        control = original(callback, args, state, control, **kwargs)
         if control.should_evaluate:
             seen.add(id(state))
         strategy = getattr(args, "eval_strategy", None) or getattr(args, "evaluation_strategy", None)
@@ -124,10 +124,10 @@ def _evaluations(module: ModuleType, run: Run) -> Patches:
 def _lightning_validation(module: ModuleType, run: Run) -> Patches:
     """Lightning validates in the last iteration of its loop over batches: here in the last one that is followed."""
     owner = module._TrainingEpochLoop
-    usual = owner._should_check_val_fx
+    original = owner._should_check_val_fx
 
     def _should_check_val_fx(loop: Any, *args: Any, **kwargs: Any) -> bool:
-        return usual(loop, *args, **kwargs) or (LOOPS.ends_with_turn and loop._should_check_val_epoch())
+        return original(loop, *args, **kwargs) or (LOOPS.ends_with_turn and loop._should_check_val_epoch())
 
     return [(owner, {"_should_check_val_fx": _should_check_val_fx})]
 

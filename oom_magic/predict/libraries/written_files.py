@@ -41,10 +41,10 @@ def _hdf5(module: ModuleType, run: Run) -> Iterator[None]:
     opened = module.h5f.get_obj_ids(module.h5f.OBJ_ALL, module.h5f.OBJ_FILE)
     written = {_number(module, file): file for file in opened if file.get_intent() & module.h5f.ACC_RDWR}
     owner = module._hl.base.HLObject
-    usual, copies = owner.id, _Copies(module, run)
+    original, copies = owner.id, _Copies(module, run)
 
     def identity(one: Any) -> Any:
-        own = usual.fget(one)
+        own = original.fget(one)
         file = written.get(_number(module, own)) if run.isolation.scope.applies() and own.valid else None
         return own if file is None else copies.of(one, own, file)
 
@@ -52,7 +52,7 @@ def _hdf5(module: ModuleType, run: Run) -> Iterator[None]:
     try:
         yield
     finally:
-        owner.id = usual
+        owner.id = original
         copies.close()
 
 
@@ -111,8 +111,8 @@ def of_new_ones(kind: str, *names: str) -> PatchTable:
             start(writer, *args, **kwargs)
 
         def of_run(name: str) -> Callable[..., Any]:
-            usual, skip = getattr(owner, name), skipped(f"{kind}.{name}", run)
-            return lambda writer, *args, **kwargs: (usual if writer in made else skip)(writer, *args, **kwargs)
+            original, skip = getattr(owner, name), skipped(f"{kind}.{name}", run)
+            return lambda writer, *args, **kwargs: (original if writer in made else skip)(writer, *args, **kwargs)
 
         return [(owner, {"__init__": begin, **{name: of_run(name) for name in names if hasattr(owner, name)}})]
 
@@ -122,15 +122,15 @@ def of_new_ones(kind: str, *names: str) -> PatchTable:
 @contextmanager
 def _wandb(module: ModuleType, run: Run) -> Iterator[None]:
     """Runs that begin are wandb's own disabled ones: its service is a program, which is not started."""
-    usual, before = module.init, dict(vars(module))
+    original, before = module.init, dict(vars(module))
 
-    @functools.wraps(usual)
+    @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> Any:
         skipped("wandb.init", run)()
-        return usual(*args, **{**kwargs, "mode": "disabled"})
+        return original(*args, **{**kwargs, "mode": "disabled"})
 
     names = [f"Run.{name}" for name in _OF_A_RUN]
-    exchanged = [(usual, init), (module.login, skipped("wandb.login", run))]
+    exchanged = [(original, init), (module.login, skipped("wandb.login", run))]
     try:
         with substituted(exchanged), all_patched(unwritten(*names)(module.sdk.wandb_run, run)):
             yield

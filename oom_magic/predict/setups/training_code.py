@@ -420,10 +420,10 @@ def _call(target: str, arguments: list[str], ending: str = "") -> list[str]:
 
 def _own_settings(config: Any) -> dict[str, Any]:
     """The settings in which this configuration differs from its class's defaults."""
-    usual = type(config)().to_dict()
+    default = type(config)().to_dict()
     skipped = {"transformers_version", "torch_dtype", "dtype", "architectures"}
     plain = config.to_dict()
-    return {key: value for key, value in plain.items() if key not in skipped and usual.get(key) != value}
+    return {key: value for key, value in plain.items() if key not in skipped and default.get(key) != value}
 
 
 def _dtype_argument() -> str:

@@ -118,8 +118,8 @@ class _Parts:
     def _object(self, value: Any) -> Any:
         """An object that consists of its attributes alone."""
         kind: Any = type(value)
-        usual = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
-        if not usual or not hasattr(value, "__dict__") or kind.__basicsize__ > _PlainObject.__basicsize__:
+        has_default_reduce = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+        if not has_default_reduce or not hasattr(value, "__dict__") or kind.__basicsize__ > _PlainObject.__basicsize__:
             raise _UnknownError
         return self.of(kind), self.of(vars(value))
 

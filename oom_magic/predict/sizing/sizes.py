@@ -384,7 +384,7 @@ class Sizes(Result):
 
     def _known_by(self, what: Any) -> Any:
         """What decides ``what`` was found, apart from the environment; None where that is not known."""
-        identity = None if self.runs.has_read else self._identity()
+        identity = None if self.runs.reads_files else self._identity()
         if identity is None:
             return None
         axes = [(name, *axis[[0, -1]].tolist(), len(axis)) for name, axis in self.ranges.axes.items()]
@@ -393,7 +393,7 @@ class Sizes(Result):
 
     def _explore(self, setting: tuple[int, ...]) -> Node:
         lowest, highest = self._ends()
-        with self.runs.under_way():
+        with self.runs.in_parallel():
             first = self._trace(setting, lowest)
             if self._layers is None:  # a preset is known to be deterministic
                 self.runs.expect_again((setting, lowest), (setting, highest))
@@ -410,7 +410,7 @@ class Sizes(Result):
         def expect(points: Iterable[Point]) -> None:
             self.runs.expect((setting, point) for point in points)
 
-        return Explorer(trace, expect, self.runs.under_way, axes, self._card, self.settings, known)
+        return Explorer(trace, expect, self.runs.in_parallel, axes, self._card, self.settings, known)
 
     def _trace(self, setting: tuple[int, ...], point: Point) -> Trace:
         """The trace at a point; kept until all points of the setting are known, as the search may be stopped."""

@@ -139,12 +139,12 @@ class FetchedTogether(Change):
         if trainer is None or not hasattr(trainer, "get_batch_samples"):  # before transformers 4.46
             yield
             return
-        usual = trainer.get_batch_samples
+        original = trainer.get_batch_samples
         copies: list[Any] = []
 
-        @functools.wraps(usual)
+        @functools.wraps(original)
         def get_batch_samples(*args: Any, **kwargs: Any) -> Any:
-            samples, number = usual(*args, **kwargs)
+            samples, number = original(*args, **kwargs)
             copies[:] = [_copy_of(samples) for _ in range(self._times - 1)]  # those of the last step live until then
             return samples, number
 
@@ -184,11 +184,11 @@ def around_evaluations(run: Callable[[Any, Callable[[], Any]], Any]) -> Patches:
     trainer = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
     if trainer is None:
         return []
-    usual = trainer.evaluation_loop
+    original = trainer.evaluation_loop
 
-    @functools.wraps(usual)
+    @functools.wraps(original)
     def evaluation_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return run(self, functools.partial(usual, self, *args, **kwargs))
+        return run(self, functools.partial(original, self, *args, **kwargs))
 
     return [(trainer, {"evaluation_loop": evaluation_loop})]
 

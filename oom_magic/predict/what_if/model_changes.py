@@ -107,11 +107,11 @@ class MixedPrecision(Change):
     @contextmanager
     def around_run(self) -> Iterator[None]:
         """A backward ends it."""
-        usual = torch.autograd.backward
+        original = torch.autograd.backward
 
         def backward(*args: Any, **kwargs: Any) -> None:
             self._end()
-            usual(*args, **kwargs)
+            original(*args, **kwargs)
 
         with all_patched([(torch.autograd, {"backward": backward})]):
             try:
@@ -377,14 +377,14 @@ class ChunkedLoss(Change):
         """The head passes hidden states on; the loss computes logits a chunk at a time."""
         owner = _language_model(model)
         head = owner.lm_head
-        project, usual = head.forward, owner.loss_function
+        project, original = head.forward, owner.loss_function
 
         def summed(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.cross_entropy(project(hidden).float(), targets, reduction="sum")
 
         def loss(logits: torch.Tensor, labels: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             if not torch.is_grad_enabled():
-                return usual(logits, labels, *args, **kwargs)
+                return original(logits, labels, *args, **kwargs)
             hidden = logits[:, :-1].flatten(0, 1).split(self.TOKENS)
             targets = labels[:, 1:].flatten().split(self.TOKENS)
             parts = [checkpoint(summed, *part, use_reentrant=False) for part in zip(hidden, targets, strict=True)]

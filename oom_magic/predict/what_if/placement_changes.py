@@ -68,19 +68,19 @@ class BalancedLayers(Change):
                     stack.enter_context(patched(module, {name: instead(getattr(module, name))}))
             yield
 
-    def _loaded(self, usual: Callable[..., Any]) -> Callable[..., Any]:
+    def _loaded(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run(model: torch.nn.Module, device_map: Any, *args: Any, **kwargs: Any) -> Any:
-            given = usual(model, device_map, *args, **kwargs)
+            given = original(model, device_map, *args, **kwargs)
             return given if given is None else self._evened(model, given)
 
         return run
 
-    def _dispatched(self, usual: Callable[..., Any]) -> Callable[..., Any]:
+    def _dispatched(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run(model: torch.nn.Module, device_map: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
             even = self._evened(model, device_map)
             device_map.clear()
             device_map.update(even)
-            return usual(model, device_map, *args, **kwargs)
+            return original(model, device_map, *args, **kwargs)
 
         return run
 
