@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from oom_magic.predict.instrumentation.decided.decided_names import DecidedNames
     from oom_magic.predict.instrumentation.rebound_names import Leaves
     from oom_magic.predict.instrumentation.starting_point import StartingPoint
-    from oom_magic.predict.instrumentation.stop_rule import StopAfter
+    from oom_magic.predict.instrumentation.stop_rule import StopAfter, StopRule
     from oom_magic.predict.instrumentation.training import ModelCall, Training
     from oom_magic.predict.session import DrySession
     from oom_magic.predict.setups.gpus import GPU
@@ -463,7 +463,6 @@ class CellRehearsal:
         enough_bytes: int = 0,
     ) -> tuple[MemoryReport, Training]:
         from oom_magic.predict.instrumentation.rebound_names import ReboundNames
-        from oom_magic.predict.instrumentation.stop_rule import StopRule
         from oom_magic.predict.session import DrySession
 
         def call() -> None:
@@ -484,13 +483,7 @@ class CellRehearsal:
                 changes=made,
                 absent=self._absent if dropped is None else self._absent | dropped.objects,
             )
-            session.training.stop_rule = StopRule(
-                after_steps=self._num_steps,
-                enough_bytes=enough_bytes,
-                after_calls=self.calls_followed or None,
-                most_seconds=self._most_seconds,
-                leaves_evaluations=self._leaves_evaluations,
-            )
+            session.training.stop_rule = self._stop_rule(enough_bytes)
             try:
                 report = rehearse(partial(session.run, call, namespaces, self._decided))
             except MissingNameError as error:
@@ -499,6 +492,17 @@ class CellRehearsal:
             else:
                 self._training = session.training
                 return report, session.training
+
+    def _stop_rule(self, enough_bytes: int) -> StopRule:
+        from oom_magic.predict.instrumentation.stop_rule import StopRule
+
+        return StopRule(
+            after_steps=self._num_steps,
+            enough_bytes=enough_bytes,
+            after_calls=self.calls_followed or None,
+            most_seconds=self._most_seconds,
+            leaves_evaluations=self._leaves_evaluations,
+        )
 
 
 def _chains_in(names: Mapping[str, Any]) -> set[str]:
