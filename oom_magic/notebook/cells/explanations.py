@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -52,11 +52,8 @@ def evaluate_remedies(
         _card_of_run(diagnosis, report) if device is None else (_gpu_like(device, _device_index(diagnosis)), None)
     )
     held = held_by_earlier_errors(shell, runner, getattr(sys, "last_value", None))
-    with ExitStack() as stack:
-        names: dict[str, Any] = (users := shell.user_ns)
-        if cell.is_dry:
-            names = stack.enter_context(runner.names.entered(shell))
-        stack.enter_context(heap_set_aside())
+    users = shell.user_ns
+    with runner.names.entered(shell) if cell.is_dry else nullcontext(users) as names, heap_set_aside():
         code = code_of(shell, cell.source, names)
         origin, there_before = runner.session if cell.is_dry else None, _locate_before(shell, runner, cell)
         total = gpu.total_bytes if memory is None else memory
