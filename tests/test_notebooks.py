@@ -25,6 +25,7 @@ _MOST_LINES = 10  # of a code cell
 _WIDEST_CODE = 120
 _WIDEST_OUTPUT = 110
 _WIDGET = "application/vnd.jupyter.widget-view+json"
+_WIDGETS = "application/vnd.jupyter.widget-state+json"
 _RATIO = re.compile(r"^(.*?\S) {2,}\S.*\s(\d+\.\d{3})$")
 
 
@@ -151,7 +152,9 @@ def test_widgets_are_kept_with_their_state_and_a_table(path: Path) -> None:
     notebook = read(path)
     for position, cell in enumerate(notebook.cells):
         if cell.cell_type == "code" and any(_WIDGET in output.get("data", {}) for output in cell.outputs):
-            assert notebook.metadata["widgets"]
+            models = notebook.metadata["widgets"][_WIDGETS]["state"]
+            shown = [output.data[_WIDGET]["model_id"] for output in cell.outputs if _WIDGET in output.get("data", {})]
+            assert set(shown) <= models.keys()  # else JupyterLab says "model not found"
             assert any("text/html" in output.get("data", {}) for output in cell.outputs)
             following = [after for after in notebook.cells[position + 1 : position + 3] if after.cell_type == "code"]
             assert following and any(texts(following[0]))
