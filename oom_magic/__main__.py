@@ -47,25 +47,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     explain = commands.add_parser(
         "explain",
-        help=_("explain an error in a log"),
+        help=_("explain an out-of-memory error in a log"),
         parents=[make_parser(explanation_arguments)],
     )
-    explain.add_argument("file", help=_("a text that holds the error; - for standard input"))
+    explain.add_argument("file", help=_("a file that contains the error; - for standard input"))
     run = commands.add_parser(
         "run",
-        help=_("follow a program on a pretend GPU"),
+        help=_("dry-run a program on a pretend GPU"),
         parents=[make_parser(dry_run_arguments)],
     )
     run.add_argument(
         "-m", dest="module", action="store_true", help=_("the program is named as a module, as after python -m")
     )
-    run.add_argument("script", help=_("the program, written for cuda; its own arguments follow --"))
+    run.add_argument("script", help=_("the program, written for CUDA; its own arguments follow --"))
     given = list(sys.argv[1:] if arguments is None else arguments)
     end = given.index("--") if "--" in given else len(given)
     options, unknown = parser.parse_known_args(given[:end])
     if unknown:
         commands.choices[options.command].error(
-            _("unrecognized arguments: {given}; a program's own follow --", given=" ".join(unknown))
+            _("unrecognized arguments: {given}; the program's own arguments follow --", given=" ".join(unknown))
         )
     options.arguments = given[end + 1 :]
     try:

@@ -69,7 +69,7 @@ def choose_language(lang: str | None = None) -> Language:
     if lang is not None:
         known = _recognised(lang)
         if known is None:
-            raise ValueError(_("{lang!r} is not a language of oom_magic; use 'en' or 'zh'.", lang=lang))
+            raise ValueError(_("oom_magic does not speak {lang!r}; use 'en' or 'zh'.", lang=lang))
         return known
     if _chosen:
         return _chosen[-1]

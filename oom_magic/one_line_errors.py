@@ -10,12 +10,12 @@ from oom_magic.language import Sentences, _, translated
 from oom_magic.user_code import cell_name, is_users_file
 
 _INTERRUPTED: Sentences = {
-    "dry run": "interrupted at {where}. It was a dry run: nothing of yours was changed.",
+    "dry run": "interrupted at {where}. This was a dry run: none of your variables or files changed.",
     "cell": "interrupted at {where}.",
-    "explanation": "interrupted before the explanation was complete; %oom_explain --fast rehearses nothing.",
-    "function": "interrupted at {where}, while the function was dry-run; nothing of yours was changed.",
-    "callback": "interrupted before or after a cell; a cell that runs is stopped by another interrupt.",
-    "other": "interrupted; nothing of yours was changed.",
+    "explanation": "interrupted before the explanation was complete; %oom_explain --fast skips the dry runs.",
+    "function": "interrupted at {where} during a dry run of the function; none of your variables or files changed.",
+    "callback": "interrupted before or after a cell; interrupt again to stop a running cell.",
+    "other": "interrupted; none of your variables or files changed.",
 }
 
 
@@ -63,7 +63,7 @@ class OneLineErrors:
             replacement = Interrupted(translated(_INTERRUPTED[self._task], where=_interrupted_line(error)))
         elif isinstance(error, ModuleNotFoundError) and error.name == "torch":
             replacement = PyTorchMissingError(
-                _("PyTorch is not installed; without it only texts are explained: pip install torch.")
+                _("PyTorch is not installed; without it, only pasted texts can be explained: pip install torch.")
             )
         else:
             return
@@ -82,4 +82,4 @@ def _interrupted_line(error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if is_users_file(frame.filename) and frame.line:
             return f"{cell_name(frame.filename)}:{frame.lineno}"
-    return _("its beginning")
+    return _("the beginning")

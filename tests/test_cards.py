@@ -112,9 +112,9 @@ def test_mixed_cards_raise_what_cuda_raises() -> None:
 
     with pytest.raises(RuntimeError, match="found at least two devices, cuda:0 and cuda:1!"):
         om.dry_run(code, num_gpus=2)
-    with pytest.raises(RuntimeError, match="has one GPU, cuda:0; num_gpus=2 makes more"):
+    with pytest.raises(RuntimeError, match="has one GPU, cuda:0; use num_gpus=2 for more"):
         om.dry_run(code)
-    with pytest.raises(ValueError, match="num_gpus=0 is no count"):
+    with pytest.raises(ValueError, match="num_gpus=0 is not a valid count"):
         om.dry_run(code, num_gpus=0)
 
 
@@ -154,7 +154,7 @@ def test_gradients_that_may_come_before_their_turn_are_said(pieces: int) -> None
         batch = torch.randn(12, 256, device="cuda:0")
         torch.cat([second(first(piece).to("cuda:1")) for piece in batch.chunk(pieces)]).sum().backward()
 
-    said = [one.text for one in om.dry_run(code, num_gpus=2).assumptions if "a thread for each card" in one.text]
+    said = [one.text for one in om.dry_run(code, num_gpus=2).assumptions if "one thread per card" in one.text]
     assert len(said) == (pieces > 1)
     assert all("8.00 KiB" in text for text in said)
 
@@ -170,7 +170,7 @@ def test_text_names_each_card_and_the_imbalance() -> None:
     text = str(report)
     assert "predicted for 3 x Tesla T4 (14.56 GiB each; below, cuda:0)" in text
     assert "cuda:2 is not used." in text
-    assert "The cards are filled unequally: cuda:0 is 61 % full at its peak, cuda:1 4 %." in " ".join(text.split())
+    assert "The cards are unevenly loaded: cuda:0 is 61 % full at its peak, cuda:1 4 %." in " ".join(text.split())
     again = MemoryReport.from_dict(json.loads(json.dumps(report.to_dict())))
     assert str(again) == text
 
@@ -229,7 +229,7 @@ def test_sizes_are_those_of_the_card_that_is_named() -> None:
         report = om.dry_run(code, 3000, gpu="2x T4").cards[card]
         assert sizes.peak_reserved_bytes(rows=3000) == report.peak_reserved_bytes
         assert sizes.report(rows=3000).peak_allocated_bytes == report.peak_allocated_bytes
-    with pytest.raises(ValueError, match="2 cards: sizes are those of one; name it: card=0, card=1"):
+    with pytest.raises(ValueError, match="2 cards: sizes are those of one card; choose it: card=0, card=1"):
         om.size(code, num_gpus=2, rows=(512, 4096))
 
 
@@ -247,7 +247,7 @@ def test_contradictory_counts() -> None:
     for ask in (om.dry_run, partial(om.size, batch_size=(1, 8)), om.sliders):
         with pytest.raises(ValueError, match="num_gpus=3, but '2x T4' names 2; give one of them"):
             ask(ones, gpu="2x T4", num_gpus=3)
-    with pytest.raises(ValueError, match="3 processes take a card each, and 2 are given; give more"):
+    with pytest.raises(ValueError, match="3 processes need one card each, but only 2 are given; give more"):
         om.dry_run(ones, gpu="2x T4", num_processes=3)
 
 

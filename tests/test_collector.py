@@ -44,7 +44,7 @@ def test_collector_runs_when_cpythons_would() -> None:
     peaks = [[report.peak_allocated_bytes, report.peak_reserved_bytes] for report in reports]
     assert peaks[0] == peaks[1]
     assert peaks[0] == pytest.approx(CYCLES_TRUTH, rel=0.13)  # two turns of the loop, 6 % each: where a count begins
-    assert any("Python's collector" in assumption.text for assumption in reports[0].assumptions)
+    assert any("Python's garbage collector" in assumption.text for assumption in reports[0].assumptions)
 
 
 def test_code_turns_the_collector_off() -> None:

@@ -109,5 +109,7 @@ def test_what_needs_pytorch_says_so_in_one_line_where_it_is_missing(tmp_path: Pa
     run = f"{LOAD}{WITHOUT_TORCH}for cell in {cells!r}:\n    print('In:')\n    shell.run_cell(cell)"
     shown = subprocess.run([sys.executable, "-c", f"import sys\n{run}"], capture_output=True, text=True, check=True)
     said = [part.splitlines()[-1] for part in shown.stdout.split("In:\n")[3:]]
-    sentence = "ImportError: PyTorch is not installed; without it only texts are explained: pip install torch."
+    sentence = (
+        "ImportError: PyTorch is not installed; without it, only pasted texts can be explained: pip install torch."
+    )
     assert said == [sentence] * (len(NEED_TORCH) - 1) and "ModuleNotFoundError" not in shown.stdout

@@ -34,8 +34,8 @@ def test_picture_is_a_themed_svg(make) -> None:
 
 
 def test_failure_is_marked() -> None:
-    assert "asked for 1.30 GiB more" in timeline_picture(failed()).svg
-    assert "asked for" not in timeline_picture(predicted()).svg
+    assert "tried to allocate 1.30 GiB more" in timeline_picture(failed()).svg
+    assert "tried to allocate" not in timeline_picture(predicted()).svg
 
 
 def struck(axes: Axes, report: MemoryReport) -> list[str]:

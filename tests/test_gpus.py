@@ -127,5 +127,5 @@ def test_the_verdict_says_when_it_depends_on_what_cuda_takes():
     assert report.most_used_fraction > 0.85
     text = " ".join(str(report).split())
     assert "189.00 MiB to 722.00 MiB outside PyTorch" in text
-    assert "with the most that was seen on such cards, 722.00 MiB" in text
+    assert "with the largest seen on such cards, 722.00 MiB" in text
     assert type(report).from_dict(report.to_dict()).most_used_fraction == report.most_used_fraction

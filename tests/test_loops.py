@@ -79,7 +79,7 @@ def test_what_lasts_too_long_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
             torch.ones(10, device="cuda")
 
     report = om.dry_run(program)
-    assert report.timeline.was_left and any("left here" in one.text for one in report.assumptions)
+    assert report.timeline.was_left and any("then skipped" in one.text for one in report.assumptions)
 
 
 def test_names_of_code_that_is_no_function_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_what_was_never_met_is_named() -> None:
                 continue
 
     report = om.dry_run(program)
-    lines = [one.line.text for one in report.assumptions if one.line is not None and "met in none" in one.text]
+    lines = [one.line.text for one in report.assumptions if one.line is not None and "true in none" in one.text]
     assert lines == ["if number % 50 == 0:"]
 
 
@@ -133,7 +133,7 @@ def test_steps_that_differ_for_long_are_left(monkeypatch: pytest.MonkeyPatch) ->
             optimizer.step()
 
     report = om.dry_run(program)
-    assert any("keeps more than the one before, the last 32.00 KiB" in one.text for one in report.assumptions)
+    assert any("keeps more memory than the one before, the last 32.00 KiB" in one.text for one in report.assumptions)
 
 
 def test_a_loop_that_waits_for_a_value_ends() -> None:

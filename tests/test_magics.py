@@ -61,7 +61,7 @@ def test_shell_commands_and_magics_work_inside(shell) -> None:
 def test_report_says_that_nothing_was_run(shell) -> None:
     run(shell, MODEL)
     (text,) = shown(shell)
-    assert "nothing was run for real" in text and "RTX 3060" in text
+    assert "nothing ran for real" in text and "RTX 3060" in text
 
 
 def test_steps_of_a_dry_run_are_chosen(shell, capsys) -> None:
@@ -72,7 +72,7 @@ def test_steps_of_a_dry_run_are_chosen(shell, capsys) -> None:
     partial, whole = (" ".join(page.split()) for page in shown(shell))
     assert "after 2 optimizer steps" in partial and "is not counted" not in whole
     run(shell, "%%gpumem --steps none\n1")
-    assert "'none' is no number of optimizer steps" in capsys.readouterr().err
+    assert "'none' is not a number of optimizer steps" in capsys.readouterr().err
 
 
 def test_dry_names_stay_for_dry_cells_and_never_reach_the_users(shell) -> None:
@@ -98,7 +98,7 @@ def test_a_name_that_a_dry_run_never_came_to_is_explained(shell, capsys) -> None
     setup = "import torch\nw = torch.ones(3, device='cuda', requires_grad=True)\nopt = torch.optim.SGD([w], 0.1)\n"
     run(shell, f"%%gpumem --dry-run --no-plot --steps 3\n{setup}{train}curve = train()")
     run(shell, "%%gpumem --dry-run --no-plot\ncurve")
-    assert "curve would be assigned in a cell whose dry run ended before" in capsys.readouterr().out
+    assert "curve is assigned after the point where the dry run of its cell stopped" in capsys.readouterr().out
     run(shell, "%%gpumem --dry-run --no-plot --steps all\ncurve = train()")
     assert run(shell, "%gpumem --dry-run --no-plot curve").result == 7
     run(shell, "nothing")
@@ -138,8 +138,8 @@ def test_users_exception_passes_once_after_the_report(shell, capsys) -> None:
     assert isinstance(result.error_in_exec, ZeroDivisionError)
     (report,) = shown(shell)
     assert "▲ The run ended with ZeroDivisionError: division by zero." in report
-    assert "What the rest would take" in report  # a part of a run is never called safe
-    assert "Safe" not in report and "least memory" not in report
+    assert "How much the rest would need" in report  # a part of a run is never called safe
+    assert "Safe" not in report and "minimum memory" not in report
     out = capsys.readouterr().out
     assert out.count("ZeroDivisionError: division by zero") == 1
     assert "line 4" in out and HINT not in out
@@ -158,7 +158,7 @@ def test_syntax_error_shows_the_users_line(shell, capsys) -> None:
 
 def test_await_is_refused_with_a_sentence(shell) -> None:
     error = run(shell, "%%gpumem\nimport asyncio\nawait asyncio.sleep(0)").error_in_exec
-    assert isinstance(error, UsageError) and "cannot await" in str(error)
+    assert isinstance(error, UsageError) and "cannot use await" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_empty_cells(shell, cell: str) -> None:
         ("--device one", "invalid int"),
         ("--colour red", "--no-plot"),
         ("--top 0", "use 1 or more"),
-        ("-o 2x", "not a name"),
+        ("-o 2x", "not a valid variable name"),
     ],
 )
 def test_bad_options_say_what_is_allowed(shell, line: str, says: str) -> None:
@@ -188,7 +188,7 @@ def test_bad_options_say_what_is_allowed(shell, line: str, says: str) -> None:
 
 
 def test_statement_in_a_cells_first_line_is_refused(shell) -> None:
-    assert "belongs into the cell" in str(run(shell, "%%gpumem f(x)\n1").error_in_exec)
+    assert "into the cell" in str(run(shell, "%%gpumem f(x)\n1").error_in_exec)
     assert "needs a statement" in str(run(shell, "%gpumem").error_in_exec)
 
 
@@ -362,6 +362,6 @@ def test_the_error_of_a_dry_run_shows_the_users_frames(shell, capsys):
     shown = capsys.readouterr().out
     frames = shown[shown.index("Traceback (most recent call last)") :]
     assert "----> 3     return net(" in frames and "----> 2 work(" in frames
-    assert "frames of libraries left out" in frames and "module.py" not in frames and "run_cell_magic" not in frames
+    assert "library frames omitted" in frames and "module.py" not in frames and "run_cell_magic" not in frames
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(sys.last_value.__traceback__)]
     assert any(file.endswith("module.py") for file in files)  # for %debug

@@ -61,7 +61,7 @@ def test_what_is_not_known(script: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert "none.py" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main(["run", script, "--width", "8"])
-    assert "--width 8; a program's own follow --" in capsys.readouterr().err
+    assert "--width 8; the program's own arguments follow --" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main(["run", script, "--device", "0"])  # of measured cells: a command has none
     assert main(["run", script, "--num-processes", "2", "--rank", "2"]) == 2

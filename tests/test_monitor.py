@@ -89,7 +89,7 @@ def test_a_lost_card_ends_the_monitor_in_words(
     (thread,) = threads()
     thread.join(10)
     last = shown(shell)[-1]
-    assert "✗ The monitor ended, this is its last look: FakeError: Driver Not Loaded." in last
+    assert "✗ The monitor stopped; this is its last sample: FakeError: Driver Not Loaded." in last
     assert "500.00 MiB" in last
     assert card["open"] == 0
 

@@ -248,7 +248,7 @@ def test_databases_that_were_open_hold_what_they_held(tmp_path: Path) -> None:
     report = DrySession(has_bar=False, is_lasting=False).run(log, [names])
     assert names["first"] is first and names["cursor"].connection is first and len(report.assumptions) == 1
     assert first.execute("select * from steps").fetchall() == [] and not (tmp_path / "other").exists()
-    with pytest.raises(sqlite3.OperationalError, match="A dry run only reads a database"):
+    with pytest.raises(sqlite3.OperationalError, match="A dry run cannot write to a database"):
         DrySession(has_bar=False).run(lambda: names["second"].execute("delete from steps"), [names])
     assert second.execute("select * from steps").fetchall() == [(1,)]
     first.close(), second.close()
@@ -257,6 +257,6 @@ def test_databases_that_were_open_hold_what_they_held(tmp_path: Path) -> None:
 def test_what_cannot_be_written_to_says_why(tmp_path: Path) -> None:
     names = {"mapped": np.memmap(tmp_path / "map", np.uint8, "w+", shape=(4,)), "large": np.zeros(1 << 22)}
     for name in names:
-        with pytest.raises(ValueError, match="A dry run only reads arrays"):
+        with pytest.raises(ValueError, match="A dry run cannot write to memory maps or arrays"):
             DrySession(has_bar=False).run(lambda name=name: names[name].fill(1), [names])  # type: ignore[misc]
         assert names[name].flags.writeable and not names[name].any()

@@ -119,4 +119,4 @@ def test_attention_of_images_seen_as_sequences_keeps_its_scores() -> None:
 def test_what_a_kernel_takes_uncounted_is_said(name: str) -> None:
     session = DrySession("A100 80GB", has_bar=False)
     session.run(OPERATORS[name])
-    assert any("what its kernel takes inside is not" in one.text for one in session.report.assumptions)
+    assert any("but not what its kernel allocates internally" in one.text for one in session.report.assumptions)

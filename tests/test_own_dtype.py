@@ -17,7 +17,7 @@ def test_what_earlier_cells_made_is_cast_where_the_cell_reads_it():
     wide = torch.zeros(4, 8, dtype=torch.float64)
     names = {"model": nn.Linear(8, 8).double(), "X": wide, "y": torch.zeros(4), "xb": wide, "unused": wide}
     code = in_single_precision(ast.parse(LOOP), names)
-    assert code == "model = model.float()   # before the optimizer is made\nX = X.float()"
+    assert code == "model = model.float()   # before the optimizer is created\nX = X.float()"
 
 
 @pytest.mark.parametrize(

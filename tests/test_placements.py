@@ -94,7 +94,9 @@ def test_what_was_made_from_placed_values_is_where_it_would_be(case: str) -> Non
 
 def test_what_stayed_on_the_host_is_named_with_the_fix() -> None:
     notebook = notebook_of(TOP + "models = {'target': Net()}\ndef step():\n    models['target'](x)\n")
-    with pytest.raises(RuntimeError, match=r"`models\['target'\].linear.bias` was made on the CPU before the dry run"):
+    with pytest.raises(
+        RuntimeError, match=r"`models\['target'\].linear.bias` was created on the CPU before the dry run"
+    ):
         om.dry_run(notebook.step)
 
 

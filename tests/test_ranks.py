@@ -77,7 +77,7 @@ def test_a_stage_of_a_pipeline() -> None:
         report = dry_run(train, {**case, "told": told}, gpu="T4", num_processes=4, rank=rank)
         assert report.breakdown["parameter"] == parameters and len(report.steps) == 3
     with pytest.raises(
-        RuntimeError, match=r"stage 1 of the pipeline.* give PipelineStage input_args|what another process sends"
+        RuntimeError, match=r"pipeline stage 1: .* pass input_args and output_args|what another process sends"
     ):
         dry_run(train, case, gpu="T4", num_processes=4, rank=1)
 
@@ -110,7 +110,7 @@ def test_a_rank_finds_what_torchrun_sets() -> None:
     report = dry_run(code, gpu="H100", num_processes=8, rank=3)
     assert found == [3, 8, "nccl", 8, torch.device("cuda", 3)]
     assert report.peak_allocated_bytes == (1 + 8 + 8) * (4 << 20)  # its own, the list, and the list in one
-    assert "rank 3 of 8)" in str(report).partition("\n")[0] and "outside PyTorch, without NCCL's" in _flat(report)
+    assert "rank 3 of 8)" in str(report).partition("\n")[0] and "outside PyTorch, NCCL not included" in _flat(report)
     assert dict(os.environ) == before
     assert not dist.is_initialized()
 
@@ -124,7 +124,7 @@ def test_numbers_that_no_job_has() -> None:
         dry_run(print, num_processes=0)
     with pytest.raises(ValueError, match="1000000 GPUs: at most"):
         dry_run(print, num_processes=10**6)
-    with pytest.raises(ValueError, match="rank 8 is none of the job's processes: give 0 to 7"):
+    with pytest.raises(ValueError, match="rank 8 is not one of the job's processes: give 0 to 7"):
         dry_run(print, num_processes=8, rank=8)
 
 

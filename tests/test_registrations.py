@@ -77,7 +77,7 @@ def test_operators_of_a_run_are_gone_and_those_of_before_are_called() -> None:
         assert operator(ones).tolist() == [2, 2]
     own["double"](ones).sum().backward()
     assert ones.grad is not None and ones.grad.tolist() == [2, 2]
-    with pytest.raises(RuntimeError, match=r"registrations_tests::triple\(Tensor x\) -> Tensor is defined already"):
+    with pytest.raises(RuntimeError, match=r"registrations_tests::triple\(Tensor x\) -> Tensor is already defined"):
         run("lib.define('triple(Tensor x, int y) -> Tensor')")
 
 

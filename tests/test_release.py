@@ -388,7 +388,7 @@ def test_without_an_accelerator_there_is_nothing_to_free(monkeypatch: pytest.Mon
     ghosts: list[Any] = []
     error = kept_error(lambda: fail_with_locals(ghosts))
     released = om.release({"error": error})
-    assert str(released).splitlines()[2].startswith("torch finds no GPU here, so there is nothing to give back")
+    assert str(released).splitlines()[2].startswith("torch finds no GPU here, so there is nothing to release")
     assert ghosts[0]() is not None
 
 

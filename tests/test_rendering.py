@@ -196,7 +196,7 @@ def test_the_text_of_a_notebook_that_is_not_trusted_says_how_to_see_more(monkeyp
     description = Description("Title", ())
     assert to_fallback(description) == to_text(description)
     monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=object()))
-    assert to_fallback(description).endswith("Run All shows pictures and sliders.")
+    assert to_fallback(description).endswith("Run All shows the pictures and sliders.")
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_code_of_a_folder(tmp_path):
 
 def test_folder_that_holds_no_model(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="is not the configuration of a transformers model"):
+    with pytest.raises(ValueError, match="is not a configuration of a transformers model"):
         TrainingSetup(str(tmp_path))
 
 
@@ -135,7 +135,7 @@ def test_qlora_code_is_what_users_write():
     ("changes", "message"),
     [
         ({"model": "qwen2.5-8b"}, r"'qwen2\.5-8b' is not a model preset\..* Did you mean .*qwen2\.5-7b"),
-        ({"model": 7}, "model 7 is not a preset's name, a folder"),
+        ({"model": 7}, "model 7 is neither the name of a preset, a folder"),
         ({"method": "lorra"}, r"method 'lorra' is not one of full, lora, qlora\. Did you mean lora\?"),
         ({"precision": "bfloat16"}, r"precision 'bfloat16' is not one of fp32, bf16.*Did you mean"),
         ({"optimizer": "adamw_8bit"}, r"optimizer 'adamw_8bit' .*Did you mean adamw8bit\?"),
@@ -153,20 +153,20 @@ def test_qlora_code_is_what_users_write():
         ({"model": "roberta-base", "seq_len": 513}, "more than the 512 positions"),
         ({"method": "lora", "rank": 1000}, "rank 1000 is larger than .*: c_attn of gpt2 has 768"),
         ({"model": "llama-3.2-1b", "method": "lora", "rank": 600}, "v_proj of llama-3.2-1b has 512"),
-        ({"method": "lora", "target_modules": ["c_atn"]}, r"'c_atn' is no layer of gpt2: .*mean c_attn\?"),
-        ({"method": "lora", "frozen": ["wte"]}, "goes with method 'full'"),
+        ({"method": "lora", "target_modules": ["c_atn"]}, r"'c_atn' is not a layer of gpt2: .*mean c_attn\?"),
+        ({"method": "lora", "frozen": ["wte"]}, "requires method 'full'"),
         ({"method": "qlora", "precision": "fp32"}, "computes in 16 bits"),
         ({"model": build_perceptron, "method": "qlora"}, "needs weights to quantize"),
         ({"model": build_perceptron, "method": "lora"}, "target_modules must be given"),
         ({"model": build_perceptron, "activation_checkpointing": True}, "needs a transformers model"),
         (
             {"model": "bert-base-uncased", "loss": "chunked"},
-            "is for decoders .* not for bert-base-uncased: use 'plain'",
+            "supports decoders .* not bert-base-uncased: use 'plain'",
         ),
         ({"model": "gemma-2-2b", "loss": "chunked"}, "soft cap"),
         ({"model": "vit-base", "data": "padded"}, "not images"),
-        ({"attention": "flash_attention_2", "precision": "fp32"}, "16 bits only"),
-        ({"attention": "flash_attention_2", "model": "t5-small"}, "transformers has none for t5-small"),
+        ({"attention": "flash_attention_2", "precision": "fp32"}, "16-bit precision only"),
+        ({"attention": "flash_attention_2", "model": "t5-small"}, "is not available in transformers for t5-small"),
         ({"attention": "flash_attention_2", "gpu": "T4"}, "compute capability 8.0, which T4 does not have"),
     ],
 )
@@ -187,8 +187,8 @@ def test_replace():
 def test_description():
     setup = TrainingSetup("qwen1.5-7b", method="qlora", rank=32, seq_len=1024, gradient_accumulation_steps=16)
     assert str(setup) == (
-        "qwen1.5-7b, QLoRA of rank 32, bf16, adamw, batch 1 x 1024 tokens, accumulated 16 times,"
-        " on NVIDIA GeForce RTX 3060 (11.76 GiB)"
+        "qwen1.5-7b, QLoRA of rank 32, bf16, adamw, batch 1 x 1024 tokens, accumulated 16 times, on NVIDIA"
+        " GeForce RTX 3060 (11.76 GiB)"
     )
     assert setup.to_dict()["gpu"] == DEFAULT_GPU
 
@@ -300,7 +300,7 @@ def test_an_interrupt_of_its_sizes_is_one_line(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Runs, "trace", interrupted)
-    with pytest.raises(Interrupted, match="nothing of yours was changed"):
+    with pytest.raises(Interrupted, match="none of your variables or files changed"):
         om.TrainingSetup("distilgpt2", gpu="T4").sizes(seq_len=(64, 256))
 
 
@@ -346,10 +346,13 @@ def test_a_classifier_under_adapters_is_trained_in_float32_where_gradients_are_s
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"num_gpus": 2, "num_processes": 2}, "num_gpus is for one process"),
+        ({"num_gpus": 2, "num_processes": 2}, "num_gpus is for a single process"),
         ({"parallelism": "fsdp2"}, "needs several processes"),
-        ({"parallelism": "fsdp2", "num_processes": 2, "method": "lora"}, "goes with method 'full'"),
-        ({"parallelism": "fsdp2", "num_processes": 2, "optimizer": "adamw8bit"}, "needs an optimizer of PyTorch"),
+        ({"parallelism": "fsdp2", "num_processes": 2, "method": "lora"}, "requires method 'full'"),
+        (
+            {"parallelism": "fsdp2", "num_processes": 2, "optimizer": "adamw8bit"},
+            "needs one of PyTorch's own optimizers",
+        ),
         ({"num_gpus": 2, "method": "qlora"}, "use num_processes=2"),
         ({"num_processes": 2, "loss": "chunked"}, "use 'plain'"),
     ],

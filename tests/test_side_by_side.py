@@ -43,13 +43,13 @@ def test_runs_come_alone_listed_or_one_after_another():
 @pytest.mark.parametrize("what", [3, "x", [3], {"now": 3}, None])
 @pytest.mark.parametrize("function", [compare, plot])
 def test_what_is_no_run_is_named(function, what):
-    with pytest.raises(TypeError, match=f"{function.__name__}.. takes reports, .* not (int|str|NoneType)"):
+    with pytest.raises(TypeError, match=f"{function.__name__}.. takes reports .* not (int|str|NoneType)"):
         function(what)
 
 
 def test_a_note_stands_beside_its_run():
     assert "4.05 GiB  theirs: 9 GB" in str(compare({"now": predicted()}, notes={"now": "theirs: 9 GB"}))
-    with pytest.raises(KeyError, match="'then' has a note and no report; there are: now"):
+    with pytest.raises(KeyError, match="'then' has a note but no report; reports are: now"):
         compare({"now": predicted()}, notes={"then": "9 GB"})
 
 

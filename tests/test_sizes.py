@@ -164,7 +164,7 @@ def test_a_loop_over_chunks() -> None:
         sum(head(part).logsumexp(-1).sum() for part in rows.split(128, 1)).backward()
 
     sizes = size(train, gpu=GPU, batch_size=(1, 32), seq_len=(64, 1024))
-    assert "seq_len: with each 128 values, traced when it is first asked for" in sizes.borders
+    assert "seq_len: every 128 values, traced when first needed" in sizes.borders
     assert all(agrees(sizes, train, batch_size=7, seq_len=seq_len) for seq_len in (100, 128, 1024))
 
 
@@ -174,7 +174,7 @@ def test_what_follows_no_polynomial_is_run_where_a_report_is_asked_for() -> None
         torch.ones(10_000 * int(batch_size**0.5), 1000, device="cuda").square().add(1)
 
     sizes = size(train, gpu=GPU, batch_size=(1, 500))
-    assert any("follow no polynomial" in assumption.text for assumption in sizes.assumptions)
+    assert any("are not polynomials" in assumption.text for assumption in sizes.assumptions)
     assert not sizes.is_exact(batch_size=77)
     assert same(sizes.report(batch_size=77), dry_run(train, 77, gpu=GPU))
     memory = dry_run(train, 200, gpu=GPU).minimum_device_bytes + sizes.device.context_bytes
@@ -188,7 +188,7 @@ def test_the_number_of_layers_is_an_argument() -> None:
         model(torch.randn(batch_size, 64, device="cuda")).sum().backward()
 
     sizes = size(train, gpu=GPU, batch_size=(2, 40_000), num_layers=(1, 6))
-    assert sizes.borders == ("num_layers: with each value, traced when it is first asked for",)
+    assert sizes.borders == ("num_layers: at each value, traced when first needed",)
     before = sizes.num_traces
     assert all(agrees(sizes, train, batch_size=batch_size, num_layers=5) for batch_size in (3, 1001, 39_999))
     assert before < 12
@@ -264,7 +264,7 @@ def test_map_agrees_with_single_points(adapter: Sizes) -> None:
         ({"batch_size": (1, 10**12)}, ValueError, "has over 1,000,000 values; write (1, 1000000000000, 1000000)"),
         ({"batch_size": (0, 8)}, ValueError, "starts at 0"),
         ({"batch_size": (-4, 8)}, ValueError, "starts at -4"),
-        ({"batch_size": (8, 8)}, ValueError, "one value only"),
+        ({"batch_size": (8, 8)}, ValueError, "only one value"),
         ({"batch_size": (1, 8, 0)}, ValueError, "step 0"),
         ({"batch_size": (1.5, 8)}, TypeError, "whole numbers"),
         ({"batch_size": (1, 2, 3, 4)}, TypeError, "not a range"),
@@ -285,13 +285,13 @@ def test_ranges_that_make_no_sense(ranges: dict[str, Any], error: type[Exception
 def test_points_that_make_no_sense(mlp: Sizes) -> None:
     with pytest.raises(ValueError, match="outside its range, 1 to 1000"):
         mlp.report(batch_size=5000, width=8, activation="relu")
-    with pytest.raises(ValueError, match="the closest are 8 and 16"):
+    with pytest.raises(ValueError, match="the closest values are 8 and 16"):
         mlp.report(batch_size=1, width=9, activation="relu")
     with pytest.raises(ValueError, match="not one of 'relu', 'gelu'; did you mean 'gelu'"):
         mlp.report(batch_size=1, width=8, activation="glu")
     with pytest.raises(TypeError, match="did you mean 'batch_size'"):
         mlp.report(batch_sizes=1, width=8, activation="relu")
-    with pytest.raises(TypeError, match="width must be given too, such as width=8"):
+    with pytest.raises(TypeError, match="width must also be given, such as width=8"):
         mlp.report(batch_size=1, activation="relu")
     with pytest.raises(TypeError, match="has no range to search"):
         mlp.largest("activation", batch_size=1, width=8)

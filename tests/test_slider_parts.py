@@ -137,7 +137,7 @@ def test_what_does_not_fit_says_what_would() -> None:
     found = Estimator(Setup(), None).with_way_out(values, offered_cards("RTX 3060", None)[0], estimate)
     said = [block.text for block in live_blocks(found) if isinstance(block, Sentence)]
     assert said[1] == (
-        "What would fit: tick activation_checkpointing and choose chunked as loss; 1 x 512 then takes 9.00 GiB."
+        "This would fit: tick activation_checkpointing and set loss to chunked; 1 x 512 then needs 9.00 GiB."
     )
     assert (
         Estimator(Setup(), None).with_way_out(values, None, replace(estimate, breakdown=Breakdown({}))).way_out is None
@@ -153,7 +153,7 @@ def layer(batch_size: int = 4, seq_len: int = 128, kind: str = "plain") -> None:
     [
         ({"batch_size": (8, 1)}, r"batch_size=\(8, 1\) is reversed; write \(1, 8\)"),
         ({"batch_size": (0, 8)}, "starts at 0"),
-        ({"batch_size": (4, 4)}, "one value only"),
+        ({"batch_size": (4, 4)}, "only one value"),
         ({"batch_size": (1.5, 8)}, "whole numbers"),
         ({"batch_sise": (1, 8)}, "did you mean 'batch_size'"),
         ({"batch_size": (1, 8), "gpu": "RTX 3061"}, "RTX 3060"),

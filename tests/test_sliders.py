@@ -339,7 +339,7 @@ def test_the_magic_opens_the_sliders_of_a_function(shell: InteractiveShell) -> N
     assert panel.values == {"batch_size": 2} and panel.card.device.name == "Tesla T4"
     panel._ipython_display_()
     (output,) = shell.display_pub.outputs
-    assert "What small() takes on Tesla T4" in output["data"]["text/plain"]
+    assert "GPU memory of small() on Tesla T4" in output["data"]["text/plain"]
 
 
 def attend(batch_size: int = 2, width: int = 32) -> None:
@@ -442,7 +442,7 @@ def test_with_a_front_end_one_run_is_shown_and_the_rest_leaves_the_kernel_free(
     async def use() -> None:
         nonlocal panel
         panel = om.sliders(rise, batch_size=(1, 64), seq_len=(64, 1024))
-        assert len(dry_runs) == 1 and "following others" not in status(panel).value
+        assert len(dry_runs) == 1 and "tracing more" not in status(panel).value
         assert panel.report.peak_reserved_bytes == om.dry_run(rise).peak_reserved_bytes
         dry_runs.clear()
         other = asyncio.get_running_loop().create_task(stand_by())

@@ -314,7 +314,7 @@ def test_an_interrupt_ends_in_one_line(shell: Any, line: str, capsys: Any, monke
     assert "Traceback" not in shown.out + shown.err
     if line != "%oom_explain":
         assert isinstance(result.error_in_exec, KeyboardInterrupt)
-        assert "nothing of yours was changed" in said[0]
+        assert "none of your variables or files changed" in said[0]
         assert "Cell In[1]:4" in said[0] or line == "%oom_doctor"
 
 
@@ -336,7 +336,7 @@ def test_an_interrupt_of_what_is_being_shown_ends_in_one_line(
     result = shell.run_cell(line, store_history=True)
     shown = capsys.readouterr()
     assert isinstance(result.error_in_exec, KeyboardInterrupt) and "Traceback" not in shown.out + shown.err
-    assert "KeyboardInterrupt: interrupted; nothing of yours was changed.\n" in shown.out + shown.err
+    assert "KeyboardInterrupt: interrupted; none of your variables or files changed.\n" in shown.out + shown.err
 
 
 def test_an_interrupt_in_a_callback_of_cells_waits_for_its_end(shell: Any, capsys: Any, monkeypatch: Any) -> None:

@@ -62,7 +62,10 @@ def measure(
     """
     if not torch.cuda.is_available():
         raise RuntimeError(
-            _("There is no CUDA device to measure; om.dry_run(fn, ...) shows what your code would take on one.")
+            _(
+                "There is no CUDA device to measure; om.dry_run(fn, ...) shows how much memory your code"
+                " would take on one."
+            )
         )
     return Measurement(_index_of(device), users_names(1) if namespace is None else namespace)
 
@@ -88,7 +91,7 @@ class Measurement:
     def report(self) -> MemoryReport:
         """What the block took. Raises RuntimeError while it still runs."""
         if self._report is None:
-            raise RuntimeError(_("The block has not ended; read .report after the with statement."))
+            raise RuntimeError(_("The block has not ended yet; read .report after the with statement."))
         return self._report
 
     def __enter__(self) -> Measurement:
@@ -131,7 +134,7 @@ class Measurement:
                 owners = self._owners = find_owners()
             self._stepped.add(id(optimizer))
         except Exception as error:  # an unusual tensor subclass must not break the user's training
-            self._problems.add(_("Owners of memory could not be looked up after a step: {error}", error=error))
+            self._problems.add(_("The owners of memory could not be determined after a step: {error}", error=error))
         self._assembler.note(count, owners.by_address, ends_step=True)
         self._history.drain_if_large()
 
@@ -163,9 +166,11 @@ class Measurement:
         if self._history.is_users:
             doubts.append(_("Your own recording of the memory history was read and left running."))
         if self._history.was_reset:
-            doubts.append(_("torch's counts were reset in the block: steps and categories are less certain."))
+            doubts.append(
+                _("torch's memory statistics were reset inside the block: steps and categories are less certain.")
+            )
         if self._history.problem:
-            doubts.append(_("Nothing but torch's counters could be read: {problem}", problem=self._history.problem))
+            doubts.append(_("Only torch's counters could be read: {problem}", problem=self._history.problem))
             return doubts
         num_missing, num_forgotten = self._assembler.num_missing, self._assembler.log.num_forgotten_steps
         if num_missing:
@@ -177,11 +182,11 @@ class Measurement:
                 )
             )
         if num_missing and end.allocated.peak == self._start.allocated.peak:
-            doubts.append(_("The peak may have been higher, up to torch's own of before the block."))
+            doubts.append(_("The peak may have been higher, up to the peak that torch had recorded before the block."))
         if num_forgotten:
             doubts.append(
                 ngettext(
-                    "{count} step is left out of the record, which would be too long; it had no higher peak.",
+                    "{count} step is left out of the record, which would be too long; it did not have a higher peak.",
                     "{count} steps are left out of the record, which would be too long; none of them had a higher"
                     " peak.",
                     num_forgotten,
@@ -189,7 +194,7 @@ class Measurement:
             )
         if self._assembler.drift_bytes and not num_missing:
             drift = self._assembler.drift_bytes
-            doubts.append(_("The sizes of blocks are off by {drift} bytes at the end.", drift=drift))
+            doubts.append(_("The block sizes are off by {drift} bytes at the end.", drift=drift))
         return doubts
 
 
@@ -227,24 +232,25 @@ def _peak(seen: int, start: _Level, end: _Level) -> int:
 def _index_of(device: int | str | torch.device | None) -> int:
     if callable(device):
         raise TypeError(
-            _("om.measure observes a block: `with om.measure() as measured: train()`, then measured.report.")
+            _("om.measure observes a with block: `with om.measure() as measured: train()`, then read measured.report.")
         )
     try:
         asked = torch.device("cuda" if device is None else device)
     except (RuntimeError, TypeError):
-        text = _('{device!r} is no device; give "cuda:0" or 0, or nothing for the current one.', device=device)
+        text = _('{device!r} is not a device; give "cuda:0" or 0, or nothing for the current one.', device=device)
         raise ValueError(text) from None
     if asked.type != "cuda":
         text = _(
-            "om.measure observes CUDA devices, and {asked} is none; leave it out for the current one.", asked=asked
+            "om.measure observes CUDA devices, and {asked} is not one; leave it out for the current device.",
+            asked=asked,
         )
         raise ValueError(text)
     count = torch.cuda.device_count()
     if asked.index is not None and asked.index >= count:
         raise ValueError(
             ngettext(
-                "There is no {asked}: this machine shows {count} CUDA device, from cuda:0 on.",
-                "There is no {asked}: this machine shows {count} CUDA devices, from cuda:0 on.",
+                "There is no {asked}: this machine has {count} CUDA device, starting at cuda:0.",
+                "There is no {asked}: this machine has {count} CUDA devices, starting at cuda:0.",
                 count,
                 asked=asked,
             )

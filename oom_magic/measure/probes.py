@@ -74,13 +74,15 @@ def probe_memory() -> ProbeResult:
         result.rows.append((_("swap"), _free_text(known.get("SwapFree"), known["SwapTotal"])))
     if total is not None and total < known.get("MemTotal", total):
         sizes = {"limit_bytes": total, "machine_bytes": known["MemTotal"]}
-        result.rows.append((_("limit of the container"), _("{limit_bytes} of the machine's {machine_bytes}", **sizes)))
+        result.rows.append((_("container limit"), _("{limit_bytes} of the machine's {machine_bytes}", **sizes)))
     if available is not None and available < _LEAST_HOST_BYTES:
-        why = _("A checkpoint passes through host memory when it is loaded; the kernel may be killed then.")
+        why = _("Loading a checkpoint passes it through host memory; the kernel may be killed then.")
         fix = _("Close other programs, or use fewer DataLoader workers.")
         result.findings.append(
             Finding(
-                _("Only {available_bytes} of host memory are free.", available_bytes=_size_text(available)), why, fix
+                _("Only {available_bytes} of host memory (RAM) are free.", available_bytes=_size_text(available)),
+                why,
+                fix,
             )
         )
     return result
@@ -92,11 +94,13 @@ def probe_kills() -> ProbeResult:
     if not kills:
         return ProbeResult()
     what = ngettext(
-        "The system has killed a process here for lack of host memory.",
-        "The system has killed {count} processes here for lack of host memory.",
+        "The system has killed a process here because host memory (RAM) ran out.",
+        "The system has killed {count} processes here because host memory (RAM) ran out.",
         kills,
     )
-    why = _("A kernel that dies without a message has most likely been killed so; the GPU had no part in it.")
+    why = _(
+        "A kernel that dies without a message was most likely killed for this reason; GPU memory was not the cause."
+    )
     return ProbeResult(
         findings=[Finding(what, why, _("Use fewer DataLoader workers, stream the data, or raise the limit."))]
     )
@@ -116,11 +120,14 @@ def probe_shared_memory() -> ProbeResult:
 def probe_disk() -> ProbeResult:
     """Free space on the disk of the working folder."""
     free = host.disk_free_bytes()
-    result = ProbeResult([(_("disk, free"), _size_text(free))])
+    result = ProbeResult([(_("free disk space"), _size_text(free))])
     if free < _LEAST_DISK_BYTES:
-        what = _("Only {free_bytes} of disk are free.", free_bytes=_size_text(free))
-        why = _("A checkpoint with AdamW's state takes three times the weights; a run may end when it saves one.")
-        result.findings.append(Finding(what, why, _("Make room, or save less often (save_total_limit).")))
+        what = _("Only {free_bytes} of disk space are free.", free_bytes=_size_text(free))
+        why = _(
+            "A checkpoint with AdamW's state takes three times the size of the weights; a run may fail when"
+            " it saves one."
+        )
+        result.findings.append(Finding(what, why, _("Free some space, or save less often (save_total_limit).")))
     return result
 
 
@@ -129,7 +136,7 @@ def _free_text(free: int | None, total: int | None) -> str:
 
 
 def _size_text(num_bytes: int | None) -> str:
-    return _("not known") if num_bytes is None else format_bytes(num_bytes)
+    return _("unknown") if num_bytes is None else format_bytes(num_bytes)
 
 
 def probe_settings(environment: Mapping[str, str] = os.environ) -> ProbeResult:
@@ -140,9 +147,9 @@ def probe_settings(environment: Mapping[str, str] = os.environ) -> ProbeResult:
 
 
 def _allocator_findings(found: Mapping[str, str], version: tuple[int, ...]) -> Iterator[Finding]:
-    why = _("The allocator's options decide how much memory is lost between tensors.")
+    why = _("The allocator's options decide how much memory is lost to fragmentation.")
     if _NEW in found and _OLD in found:
-        yield Finding(_("Both {new} and {old} are set.", new=_NEW, old=_OLD), why, _("Keep one."))
+        yield Finding(_("Both {new} and {old} are set.", new=_NEW, old=_OLD), why, _("Keep only one."))
     if _NEW in found and version < _NEW_NAME_SINCE:
         yield Finding(
             _("torch {version} does not read {name}.", version=torch.__version__, name=_NEW),
@@ -161,11 +168,11 @@ def _allocator_findings(found: Mapping[str, str], version: tuple[int, ...]) -> I
             continue
         if settings.expandable_segments and notebook_platform() == "Windows":
             yield Finding(
-                _("{name} asks for expandable_segments.", name=name), _("Windows has none."), _("Leave it out.")
+                _("{name} sets expandable_segments.", name=name), _("Windows does not support it."), _("Remove it.")
             )
         if settings.expandable_segments and settings.max_split_size_bytes is not None:
             both = _(
-                "Both are against fragmentation; the limit keeps large blocks from being used for smaller tensors."
+                "Both reduce fragmentation; the limit prevents large blocks from being reused for smaller tensors."
             )
             yield Finding(
                 _("{name} sets expandable_segments and max_split_size_mb.", name=name),
@@ -173,19 +180,19 @@ def _allocator_findings(found: Mapping[str, str], version: tuple[int, ...]) -> I
                 _("Keep expandable_segments."),
             )
         if not was_set_at_start(name):
-            late = _("It counts only if that was before torch first used the GPU.")
+            late = _("It takes effect only if it was set before torch first used the GPU.")
             yield Finding(
-                _("{name} was set after this kernel had started.", name=name), late, _("Set it in the first cell.")
+                _("{name} was set after this kernel started.", name=name), late, _("Set it in the first cell.")
             )
 
 
 def _other_findings(found: Mapping[str, str]) -> Iterator[Finding]:
     if found.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") not in ("", "0"):
-        why = _("Every tensor is asked of the driver: slow, and torch's reserved memory means nothing.")
+        why = _("Every tensor is requested from the driver: slow, and torch's reserved memory is meaningless.")
         yield Finding(_("{name} is set.", name="PYTORCH_NO_CUDA_MEMORY_CACHING"), why, _("Unset it."))
     if found.get("CUDA_LAUNCH_BLOCKING") == "1":
-        why = _("Training is slow; memory does not change.")
-        yield Finding(_("{name} is set.", name="CUDA_LAUNCH_BLOCKING=1"), why, _("Unset it when you do not debug."))
+        why = _("Training is slow; memory use does not change.")
+        yield Finding(_("{name} is set.", name="CUDA_LAUNCH_BLOCKING=1"), why, _("Unset it unless you are debugging."))
 
 
 def was_set_at_start(name: str) -> bool:
@@ -199,11 +206,14 @@ def was_set_at_start(name: str) -> bool:
 _PACKAGES = ("transformers", "peft", "accelerate", "bitsandbytes")
 _OLD_BEFORE = {"transformers": (5, 0), "bitsandbytes": (0, 46, 1)}
 _WHY: Sentences = {
-    "transformers": "from_pretrained loads float32 weights whatever the checkpoint has: twice the memory of 16 bits.",
-    "bitsandbytes": "transformers refuses to make 4-bit layers with it, so QLoRA does not work.",
+    "transformers": (
+        "from_pretrained loads float32 weights whatever the dtype of the checkpoint: twice the memory of"
+        " 16-bit weights."
+    ),
+    "bitsandbytes": "transformers refuses to create 4-bit layers with this version, so QLoRA does not work.",
 }
 _FIX: Sentences = {
-    "transformers": "Pass dtype=torch.bfloat16 (torch_dtype before 4.56), or update.",
+    "transformers": "Pass dtype=torch.bfloat16 (torch_dtype before 4.56), or upgrade.",
     "bitsandbytes": "pip install -U bitsandbytes",
 }
 
@@ -252,21 +262,21 @@ def probe_torch() -> ProbeResult:
         name = cards[0] if cards else _("an NVIDIA card")
         result.findings.append(
             Finding(
-                _("torch is a CPU-only build beside {name}.", name=name),
-                _("It cannot use the card: training runs in host memory, and many times slower."),
-                _("Install a CUDA build with the command that pytorch.org/get-started shows, then restart the kernel."),
+                _("torch is a CPU-only build, although this machine has {name}.", name=name),
+                _("It cannot use the card: training runs in host memory, many times slower."),
+                _("Install a CUDA build with the command from pytorch.org/get-started, then restart the kernel."),
                 "bad",
             )
         )
     elif build == "CPU only":
         fix = _(
-            "om.dry_run and om.sliders predict for any card; to train, take a GPU runtime and a CUDA build of torch."
+            "om.dry_run and om.sliders predict for any card; to train, use a GPU runtime and a CUDA build of torch."
         )
         result.findings.append(
-            Finding(_("No GPU, and a CPU build of torch."), _("Nothing can be trained on a GPU here."), fix)
+            Finding(_("No GPU, and a CPU-only build of torch."), _("Nothing can be trained on a GPU here."), fix)
         )
     else:
-        fix = _("Check the driver (nvidia-smi), CUDA_VISIBLE_DEVICES, or choose a GPU runtime.")
+        fix = _("Check the driver (nvidia-smi) and CUDA_VISIBLE_DEVICES, or choose a GPU runtime.")
         result.findings.append(
             Finding(
                 _("torch sees no GPU: {reason}", reason=_no_gpu_reason()),
@@ -301,9 +311,9 @@ def probe_order(cards: tuple[Card, ...]) -> ProbeResult:
     requested = [name.strip() for name in os.environ.get(_VISIBLE, "").split(",") if name.strip()]
     if 0 < len(cards) < len(requested):
         values = {"variable": _VISIBLE, "named": len(requested), "seen": len(cards)}
-        what = _("{variable} names {named} GPUs; torch sees {seen}.", **values)
-        why = _("CUDA goes no further than the first entry that is none of its GPUs.")
-        result.findings.append(Finding(what, why, _("nvidia-smi -L lists their numbers and UUIDs.")))
+        what = _("{variable} lists {named} GPUs; torch sees {seen}.", **values)
+        why = _("CUDA stops at the first entry that is not one of its GPUs.")
+        result.findings.append(Finding(what, why, _("nvidia-smi -L lists their indices and UUIDs.")))
     names = requested or [str(card.index) for card in cards]
     for card, number, name in zip(cards, numbers, names, strict=False):
         if number is not None and name.isdigit() and int(name) != number:
@@ -321,8 +331,8 @@ def _order_finding(card: Card, number: int, name: str) -> Finding:
             number=number,
             name=name,
         ),
-        _("CUDA puts the fastest card first, so a number may mean another card, with other memory."),
-        _('os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID" before torch is first used numbers alike.'),
+        _("CUDA orders cards fastest first, so an index may refer to another card, with other memory."),
+        _('Set os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID" before torch is first used to number them alike.'),
     )
 
 
@@ -331,7 +341,7 @@ def probe_fallback() -> ProbeResult:
     if notebook_platform() not in ("Windows", "WSL"):
         return ProbeResult()
     fix = _('In the NVIDIA Control Panel set "CUDA - Sysmem Fallback Policy" to "Prefer No Sysmem Fallback".')
-    why = _("A run that does not fit gets many times slower instead of failing with a message.")
+    why = _("A run that does not fit becomes many times slower instead of failing with a message.")
     return ProbeResult(
         findings=[Finding(_("The Windows driver moves GPU memory to host memory when it is full."), why, fix)]
     )
@@ -354,7 +364,7 @@ def _card_findings(name: str, card: Card, reading: CardReading) -> Iterator[Find
     hidden = _hidden_bytes(card, reading)
     if card.device.other_bytes - hidden > _NOTICEABLE_BYTES:
         others = card.device.other_bytes - hidden
-        fix = _("Shut down idle kernels and other programs; the table of processes says which.")
+        fix = _("Shut down idle kernels and other programs; the table of processes lists them.")
         yield Finding(
             _("Other processes hold {other_bytes} of {name}.", other_bytes=others, name=name),
             _("That much less is left for training."),
@@ -362,27 +372,27 @@ def _card_findings(name: str, card: Card, reading: CardReading) -> Iterator[Find
         )
     if card.problem:
         fix = "pip install nvidia-ml-py" if "pip install" in card.problem else _("Restart the machine or its driver.")
-        yield Finding(f"{name}: {card.problem}.", _("Other processes' memory is not known."), fix)
+        yield Finding(f"{name}: {card.problem}.", _("The memory of other processes is unknown."), fix)
     if hidden > _NOTICEABLE_BYTES:
         yield Finding(
             _(
-                "{name}: {hidden_bytes} are held by processes that the driver does not name here.",
+                "{name}: {hidden_bytes} are held by processes that the driver does not list here.",
                 name=name,
                 hidden_bytes=hidden,
             ),
-            _("A container sees its own processes only; what others hold is not free all the same."),
+            _("A container sees only its own processes; memory that others hold is still not free."),
             _("Look at nvidia-smi on the host."),
         )
     if reading.has_ecc and card.device.capability not in _HBM_CAPABILITIES:
-        why = _("On cards without HBM the codes are kept in the memory itself and take up to 6 % of it.")
-        fix = _("nvidia-smi -e 0 and a restart give it back; errors of the memory then pass unnoticed.")
-        yield Finding(_("{name} keeps error-correcting codes (ECC) in its memory.", name=name), why, fix)
+        why = _("Cards without HBM keep the codes in the memory itself, where they take up to 6 % of it.")
+        fix = _("nvidia-smi -e 0 and a restart free it; memory errors then go unnoticed.")
+        yield Finding(_("{name} stores error-correcting codes (ECC) in its memory.", name=name), why, fix)
     if reading.temperature is not None and reading.temperature >= _HOT_CELSIUS:
-        why = _("The card slows down; a machine may switch off under load, which looks like a crash for memory.")
+        why = _("The card slows down; a machine may power off under load, which looks like an out-of-memory crash.")
         yield Finding(
-            _("{name} has {temperature} °C.", name=name, temperature=reading.temperature),
+            _("{name} is at {temperature} °C.", name=name, temperature=reading.temperature),
             why,
-            _("Check its fans, or lower its power: nvidia-smi -pl."),
+            _("Check its fans, or lower its power limit: nvidia-smi -pl."),
         )
 
 
@@ -408,6 +418,6 @@ def _no_gpu_reason() -> str:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except Exception as error:  # whatever torch says
         if visible is not None and (visible in ("", "-1") or _NO_GPU_MESSAGE in str(error)):
-            return _('{variable}="{value}" hides all.', variable=_VISIBLE, value=visible)
+            return _('{variable}="{value}" hides all GPUs.', variable=_VISIBLE, value=visible)
         return first_line(error) or _("no reason given.")
     return _("no reason given.")

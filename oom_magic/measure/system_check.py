@@ -74,10 +74,10 @@ def _probes(cards: tuple[Card, ...]) -> Iterable[_Probe]:
     yield "torch", probe_torch
     for card in cards:
         yield f"GPU {card.index}", partial(_probe_card, card)
-    yield _("the order of the cards"), partial(probe_order, cards)
-    yield _("the driver's fallback"), probe_fallback
+    yield _("the numbering of the cards"), partial(probe_order, cards)
+    yield _("the driver's sysmem fallback"), probe_fallback
     yield _("host memory"), probe_memory
-    yield _("processes killed"), probe_kills
+    yield _("killed processes"), probe_kills
     yield _("shared memory"), probe_shared_memory
     yield _("the disk"), probe_disk
     yield _("settings"), probe_settings

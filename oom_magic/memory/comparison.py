@@ -80,7 +80,7 @@ def compare(*runs: Runs, notes: Mapping[str, str] | None = None) -> SideBySide:
     for name in notes:
         if name not in reports:
             names = ", ".join(reports)
-            raise KeyError(_("{name!r} has a note and no report; there are: {names}.", name=name, names=names))
+            raise KeyError(_("{name!r} has a note but no report; reports are: {names}.", name=name, names=names))
     return SideBySide(reports, dict(notes))
 
 
@@ -94,7 +94,7 @@ def named_runs(runs: Runs, function: str) -> dict[str, MemoryReport]:
     others = [one for one in found if not isinstance(one, MemoryReport)]
     if others:
         values = {"function": function, "kind": type(others[0]).__name__}
-        raise TypeError(_("{function}() takes reports, of dry_run() or measure(), not {kind}.", **values))
+        raise TypeError(_("{function}() takes reports from dry_run() or measure(), not {kind}.", **values))
     if not runs:
         raise ValueError(
             _(

@@ -341,7 +341,7 @@ class MemoryReport(Result):
             "modules": [{"module": name, "num_bytes": size} for name, size in self.modules.items()],
         }  # fmt: skip
         if of not in tables:
-            raise ValueError(_("to_dataframe({of!r}): there are tables of {tables}.", of=of, tables=", ".join(tables)))
+            raise ValueError(_("to_dataframe({of!r}): the tables are {tables}.", of=of, tables=", ".join(tables)))
         try:
             import pandas
         except ImportError:

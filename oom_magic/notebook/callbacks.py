@@ -88,7 +88,12 @@ class _StepTable:
             return
         if not is_available():
             if is_shown:
-                print(_("There is no CUDA device to measure; om.dry_run(...) shows what this would take on one."))
+                print(
+                    _(
+                        "There is no CUDA device to measure; om.dry_run(...) shows how much memory this would"
+                        " take on one."
+                    )
+                )
             return
         self._measurement = measure(namespace={})
         self._measurement.__enter__()

@@ -62,7 +62,7 @@ def timeline_picture(report: MemoryReport) -> Picture:
     peak, cards = report.peak_allocated_bytes, len(report.cards)
     if cards > 1:
         alt = _(
-            "Allocated memory of each of {cards} cards over the run, stacked by category; peak {peak_bytes}.",
+            "Allocated memory on each of {cards} cards over the run, stacked by category; peak {peak_bytes}.",
             cards=cards,
             peak_bytes=peak,
         )
@@ -144,7 +144,7 @@ def _draw_card(axes: Axes, report: MemoryReport, curve: Curve) -> None:
     is_on_line = is_in_view and not fails  # else above the picture
     x = 0 if is_on_line and len(curve.positions) and _across(curve, _peak_at(curve)) > 0.5 else 1
     axes.annotate(
-        _("PyTorch can have {limit_bytes} of {total_bytes}", limit_bytes=limit, total_bytes=report.device_total_bytes),
+        _("PyTorch can use {limit_bytes} of {total_bytes}", limit_bytes=limit, total_bytes=report.device_total_bytes),
         (x, limit if is_on_line else 1), xycoords=("axes fraction", "data" if is_on_line else "axes fraction"),
         xytext=(0, 3), textcoords="offset points", ha="right" if x else "left",
         color=LIGHT["bad" if is_in_view else "quiet"], fontsize=8,
@@ -240,7 +240,7 @@ def _draw_failure(axes: Axes, report: MemoryReport, curve: Curve) -> None:
     wanted = _wanted_bytes(report, curve)
     axes.plot([position, position], [height, wanted], color=LIGHT["bad"], linewidth=2, linestyle=":")
     axes.plot([position], [wanted], "X", color=LIGHT["bad"], markersize=7, clip_on=False)
-    text = _("asked for {more_bytes} more", more_bytes=report.out_of_memory.tensor_bytes)
+    text = _("tried to allocate {more_bytes} more", more_bytes=report.out_of_memory.tensor_bytes)
     limit, peak = report.device.usable_bytes, _peak_floor(axes, report, curve)
     label = peak, peak + _LABEL_SHARE * axes.get_ylim()[1]
     floor = _label_floor(axes, wanted, [(limit, limit), label, (limit, limit)])
@@ -342,7 +342,7 @@ def plot(runs: Runs, *, ax: Axes | None = None) -> Plot | Axes:
     with using_language(choose_language() if _chinese_fonts() else "en"), drawn_in_chinese():
         if ax is not None:
             if len(named) > 1:
-                raise ValueError(_("plot() got {count} reports for one ax; call it once for each.", count=len(named)))
+                raise ValueError(_("plot() got {count} reports for one ax; call it once per report.", count=len(named)))
             draw_timeline(ax, next(iter(named.values())))
             return ax
         with OneLineErrors("other"):

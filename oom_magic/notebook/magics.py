@@ -72,19 +72,19 @@ class OOMMagics(Magics):
     @argument(
         "--dry-run",
         action="store_true",
-        help=_("Follow the cell on a pretend GPU, as --gpu and its like do; nothing runs for real."),
+        help=_("Dry-run the cell on a pretend GPU, as --gpu and similar options do; nothing runs for real."),
     )
     @dry_run_arguments
     @argument("--device", type=int, help=_("Number of the CUDA device to measure (default: the current one)."))
     @argument("--list-gpus", action="store_true", help=_("List the cards that --gpu knows."))
     @argument("--no-plot", action="store_true", help=_("Leave out the timeline picture."))
-    @argument("-o", "--output", metavar="NAME", help=_("Bind the report to a variable."))
+    @argument("-o", "--output", metavar="NAME", help=_("Assign the report to this variable."))
     @line_cell_magic
     def gpumem(self, line: str, cell: str | None = None) -> Any:
-        """Show what a cell or statement takes of GPU memory: when, on which line and for what.
+        """Show how much GPU memory a cell or statement takes: when, on which line and for what.
 
-        With a CUDA device the code runs and is measured; without one it is followed on a pretend GPU.
-        ``%gpumem --gpu "A100 80GB"`` alone chooses the pretend GPU for the notebook.
+        With a CUDA device the code runs and is measured; without one it is dry-run on a pretend GPU.
+        ``%gpumem --gpu "A100 80GB"`` alone chooses the pretend GPU of the notebook.
 
         Examples::
 
@@ -117,12 +117,10 @@ class OOMMagics(Magics):
 
     def _check(self, options: Any, statement: str, cell: str | None) -> None:
         if cell is not None and statement:
-            raise UsageError(
-                _("%%gpumem takes options only; {statement!r} belongs into the cell.", statement=statement)
-            )
+            raise UsageError(_("%%gpumem takes options only; move {statement!r} into the cell.", statement=statement))
         check_top(options)
         if options.output is not None and not options.output.isidentifier():
-            raise UsageError(_("-o: {output!r} is not a name for a variable.", output=options.output))
+            raise UsageError(_("-o: {output!r} is not a valid variable name.", output=options.output))
 
     def _choose(self, card: CardOptions) -> None:
         if not card:
@@ -149,13 +147,13 @@ class OOMMagics(Magics):
     @no_var_expand
     @magic_arguments()
     @explanation_arguments
-    @argument("--off", action="store_true", help=_("No more hints under out-of-memory errors."))
+    @argument("--off", action="store_true", help=_("Show no more hints under out-of-memory errors."))
     @line_cell_magic
     def oom_explain(self, line: str, cell: str | None = None) -> Any:
-        """Explain an out-of-memory error: the last one, one in a FILE, or the text under %%oom_explain.
+        """Explain an out-of-memory error: the last one, the one in a FILE, or the text under %%oom_explain.
 
-        Remedies of the last error are evaluated by dry runs of the cell that failed; those of others' errors by
-        dry runs of the run that --model and the options after it describe.
+        Remedies for the last error are evaluated by dry runs of the cell that failed; remedies for an error in a file
+        or text, by dry runs of the training run that --model and the other options describe.
 
         Examples::
 
@@ -177,14 +175,14 @@ class OOMMagics(Magics):
 
     @output_can_be_silenced
     @magic_arguments()
-    @argument("--names", nargs="+", default=[], metavar="NAME", help=_("Delete these variables, too."))
-    @argument("--out", action="store_true", help=_("Forget the results that IPython keeps (Out, _, _3), too."))
-    @argument("--dry-run", action="store_true", help=_("Change nothing; tell what would go."))
+    @argument("--names", nargs="+", default=[], metavar="NAME", help=_("Also delete these variables."))
+    @argument("--out", action="store_true", help=_("Also forget the results that IPython keeps (Out, _, _3)."))
+    @argument("--dry-run", action="store_true", help=_("Change nothing; show what would be freed."))
     @line_magic
     def oom_free(self, line: str) -> Any:
-        """Release what failed cells still hold; say how much that was, what is left and who holds it.
+        """Release the memory that failed cells still hold; show what was freed, what remains and what holds it.
 
-        Your variables stay unless --names lists them. Afterwards %debug finds the frames of earlier errors empty.
+        Your variables stay unless --names lists them. Afterwards %debug can no longer inspect earlier errors.
 
         Examples::
 
@@ -208,15 +206,22 @@ class OOMMagics(Magics):
         nargs="*",
         metavar="NAME",
         help=_(
-            "Find the largest comfortable training setup of these models by dry runs (no name: three typical ones)."
+            "Find the largest training setup of these models that fits comfortably, by dry runs (no name: three"
+            " typical models)."
         ),
     )
-    @argument("--gpu", type=unquoted, help=_('For this card, such as "RTX 3060" (default: the one here).'))
-    @argument("--memory", type=unquoted, help=_("Its memory, if not the catalogue's: 10GiB."))
-    @argument("--no-cache", action="store_true", help=_("Use and keep no results on disk in this session."))
+    @argument(
+        "--gpu",
+        type=unquoted,
+        help=_('The card to recommend for, such as "RTX 3060" (default: the one in this machine).'),
+    )
+    @argument("--memory", type=unquoted, help=_("Its memory, if it differs from the catalogue: 10GiB."))
+    @argument(
+        "--no-cache", action="store_true", help=_("Neither read nor write cached results on disk in this session.")
+    )
     @line_magic
     def oom_doctor(self, line: str) -> Any:
-        """Check host, GPU, driver, processes and settings; say what to change and, for a model, how to train it.
+        """Check the host, GPU, driver, processes and settings; say what to change and, for a model, how to train it.
 
         Examples::
 
@@ -237,12 +242,14 @@ class OOMMagics(Magics):
                 raise UsageError(f"%oom_doctor: {error}") from None
 
     @magic_arguments()
-    @argument("what", nargs="?", choices=("stop",), help=_("End the monitor that runs."))
+    @argument("what", nargs="?", choices=("stop",), help=_("Stop the running monitor."))
     @argument("--device", type=int, help=_("Number of the CUDA device (default: the current one)."))
-    @argument("--every", type=float, default=1.0, metavar="SECONDS", help=_("Time between two looks (default: 1)."))
+    @argument(
+        "--every", type=float, default=1.0, metavar="SECONDS", help=_("Seconds between two samples (default: 1).")
+    )
     @line_magic
     def gpumem_watch(self, line: str) -> None:
-        """Show a device's memory live under this cell while others run, until %gpumem_watch stop.
+        """Show a device's memory live below this cell while other cells run, until %gpumem_watch stop.
 
         Examples::
 

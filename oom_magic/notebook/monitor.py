@@ -54,8 +54,8 @@ class Monitor:
         if not self._can_update:
             print(
                 _(
-                    "Shown once: a terminal is not redrawn. Only passing {danger:.0%} is told;"
-                    " %gpumem_watch looks again.",
+                    "Shown once: a terminal cannot be redrawn. A line appears when {danger:.0%} is exceeded; run"
+                    " %gpumem_watch again for a new sample.",
                     danger=DANGER_SHARE,
                 )
             )
@@ -122,12 +122,14 @@ class Record:
         blocks.append(Parts("", self._parts(sample), _("capacity"), sample.total_bytes, (TIGHT_SHARE, DANGER_SHARE)))
         facts = [Fact(_("peak in use"), self._peak_used)]
         facts += [] if self._is_host else [Fact(_("peak allocated"), self._peak_allocated)]
-        blocks += [Facts(tuple(facts)), Sentence(f"{_('in use lately')}  {_sparkline(self._samples)}")]
+        blocks += [Facts(tuple(facts)), Sentence(f"{_('in use recently')}  {_sparkline(self._samples)}")]
         if self._ended_with:
-            text = _("The monitor ended, this is its last look: {reason}.", reason=self._ended_with)
+            text = _("The monitor stopped; this is its last sample: {reason}.", reason=self._ended_with)
             blocks.insert(0, Sentence(text, "bad"))
         if sample.problem:
-            blocks.append(Sentence(_("Other processes are not known: {problem}.", problem=sample.problem), "quiet"))
+            blocks.append(
+                Sentence(_("Memory of other processes is unknown: {problem}.", problem=sample.problem), "quiet")
+            )
         return Description(_("{name} now", name=self._name), tuple(blocks))
 
     def _parts(self, sample: MemorySample) -> tuple[Part, ...]:
@@ -136,7 +138,7 @@ class Record:
             return Part(_("in use"), sample.used_bytes, "other"), free
         return (
             Part(_("allocated"), sample.allocated_bytes, "parameter"),
-            Part(_("reserved beyond it"), sample.reserved_bytes - sample.allocated_bytes, "cached"),
+            Part(_("reserved on top"), sample.reserved_bytes - sample.allocated_bytes, "cached"),
             Part(_("this process, outside PyTorch"), sample.outside_bytes, "outside"),
             Part(_("other processes"), sample.other_bytes, "other"),
             free,

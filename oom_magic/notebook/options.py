@@ -154,15 +154,15 @@ _TEXT_OPTIONS = (
     ("optimizer", "optimizer", _("Such as adamw, adamw8bit, adafactor, sgd.")),
     ("attention", "attention", _("sdpa, eager or flash_attention_2.")),
     ("loss", "loss", _("plain or chunked.")),
-    ("gpu", "gpu", _('The card, such as "RTX 3080" (default: one of the size that the message names).')),
-    ("memory", "memory", _("Its memory, if not the catalogue's: 10GiB.")),
+    ("gpu", "gpu", _('The card, such as "RTX 3080" (default: one with the memory that the message states).')),
+    ("memory", "memory", _("Its memory, if it differs from the catalogue: 10GiB.")),
 )
 _NUMBER_OPTIONS = (
-    ("batch", "microbatch_size", _("Sequences per forward.")),
+    ("batch", "microbatch_size", _("Sequences per forward pass.")),
     ("seq", "seq_len", _("Tokens per sequence.")),
     ("target-seq", "target_seq_len", _("Tokens per target sequence, for encoder-decoder models.")),
-    ("rank", "rank", _("Rank of LoRA.")),
-    ("accumulation", "gradient_accumulation_steps", _("Forwards per optimizer step.")),
+    ("rank", "rank", _("LoRA rank.")),
+    ("accumulation", "gradient_accumulation_steps", _("Forward passes per optimizer step.")),
 )
 _SIZE_TOLERANCE = 0.02  # cards of one size differ by less
 
@@ -170,22 +170,23 @@ _SIZE_TOLERANCE = 0.02  # cards of one size differ by less
 _DRY_RUN_OPTIONS = (
     argument("--gpu", type=unquoted, help=_('The pretend GPU, such as "RTX 3060" or "2x T4".')),
     argument(
-        "--num-processes", type=int, metavar="N", help=_("Follow one of N processes that torchrun starts; a card each.")
+        "--num-processes",
+        type=int,
+        metavar="N",
+        help=_("Follow one of the N processes that torchrun would start, one card each."),
     ),
-    argument("--rank", type=int, metavar="R", help=_("Which of them (default: 0).")),
+    argument("--rank", type=int, metavar="R", help=_("Which of them to follow (default: 0).")),
     argument("--num-gpus", type=int, metavar="N", help=_("How many such cards the code sees (default: 1).")),
-    argument("--memory", type=unquoted, help=_("Its memory, such as 12GiB, if not the catalogue's.")),
+    argument("--memory", type=unquoted, help=_("Its memory, such as 12GiB, if it differs from the catalogue.")),
     argument(
         "--steps",
         default="alike",
         metavar="N",
         help=_(
-            "Where a dry run ends: after N optimizer steps, or all; by default three like steps of a loop are enough."
+            "When to stop a dry run: after N optimizer steps, or all; by default, after three similar steps of a loop."
         ),
     ),
-    argument(
-        "--no-compile", action="store_true", help=_("A dry run follows compiled code as eager code: an upper bound.")
-    ),
+    argument("--no-compile", action="store_true", help=_("Dry-run compiled code as eager code: an upper bound.")),
     argument("--top", type=int, default=5, help=_("How many lines to list (default: 5).")),
     argument("--json", type=unquoted, metavar="FILE", help=_("Write the report to a file as JSON.")),
 )
@@ -218,8 +219,8 @@ def explanation_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:
         magic = argument(f"--{name}", dest=field, type=int, help=text)(magic)
     for one in (
         argument("--checkpointing", action="store_true", help=_("With activation checkpointing.")),
-        argument("--fast", action="store_true", help=_("Explain only; price no remedies.")),
-        argument("--lang", choices=("en", "zh"), help=_("Language from now on (default: the locale's).")),
+        argument("--fast", action="store_true", help=_("Explain only; skip the dry runs of remedies.")),
+        argument("--lang", choices=("en", "zh"), help=_("Language from now on (default: that of the locale).")),
     ):
         magic = one(magic)
     return magic
@@ -232,21 +233,21 @@ def slider_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:
     counted = argument("--accumulation", type=int, default=1, help=_("Microbatches per optimizer step (default: 1)."))
     switches = {
         "--checkpointing": _("Start with activation checkpointing."),
-        "--no-cache": _("Use and keep no results on disk in this session."),
+        "--no-cache": _("Neither read nor write cached results on disk in this session."),
         "--list-models": _("List the presets that --model knows."),
     }
     for name, text in reversed(switches.items()):
         magic = argument(name, action="store_true", help=text)(magic)
     numbers = {
-        "num-gpus": _("How many such cards one process uses (default: 1)."),
-        "num-processes": _("How many processes with a card each (default: 1)."),
-        "card": _("Of a function on several cards: the one that is priced."),
+        "num-gpus": _("How many such cards each process uses (default: 1)."),
+        "num-processes": _("How many processes, with one card each (default: 1)."),
+        "card": _("For a function that uses several cards: which one to show."),
     }
     for name, text in reversed(numbers.items()):
         magic = argument(f"--{name}", type=int, metavar="N", help=text)(magic)
-    magic = argument("--parallelism", type=unquoted, help=_("What the processes of a preset hold: ddp or fsdp2."))(
-        magic
-    )
+    magic = argument(
+        "--parallelism", type=unquoted, help=_("How the processes of a preset share the model: ddp or fsdp2.")
+    )(magic)
     decorated: Callable[..., Any] = counted(magic)
     return decorated
 
@@ -255,7 +256,7 @@ _SLIDER_OPTIONS = (
     ("model", _("A preset such as qwen2.5-7b, or a folder with config.json.")),
     ("method", _("full, lora or qlora (default: full).")),
     ("gpu", _('The card to start with, such as "RTX 3060".')),
-    ("memory", _("Its memory, such as 12GiB, if not the catalogue's.")),
+    ("memory", _("Its memory, such as 12GiB, if it differs from the catalogue.")),
     ("rank", _("LoRA rank to start with, such as 16, or its range, such as 4:128.")),
     ("batch", _("Microbatch size, or its range.")),
     ("seq", _("Sequence length, or its range.")),

@@ -122,7 +122,7 @@ def _limit(y: float, limit: int, peak_x: float) -> str:
     return (
         f'<line x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--oom-bad)"'
         f' stroke-dasharray="5 3"/><text x="{x}" y="{y - 4:.1f}" text-anchor="{anchor}" fill="var(--oom-bad)">'
-        f"{escape(_('PyTorch can have {limit_bytes}', limit_bytes=limit))}</text>"
+        f"{escape(_('PyTorch can use {limit_bytes}', limit_bytes=limit))}</text>"
     )
 
 

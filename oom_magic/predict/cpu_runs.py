@@ -42,11 +42,11 @@ class StayedOnCPU:
     def __str__(self) -> str:
         """The sentence that the report shows."""
         decided = zip(self.names, self.values, strict=True)
-        was = joined([_("`{name}` was decided as {value}", name=name, value=value) for name, value in decided])
+        was = joined([_("`{name}` was set to {value}", name=name, value=value) for name, value in decided])
         if self.peak_allocated_bytes is None:
             return _("nothing was put on the GPU: {was} before the dry run", was=was)
         return _(
-            "nothing was put on the GPU: {was} before the dry run; with 'cuda' it would take {peak_bytes}",
+            "nothing was put on the GPU: {was} before the dry run; with 'cuda' the run would take {peak_bytes}",
             was=was,
             peak_bytes=self.peak_allocated_bytes,
         )

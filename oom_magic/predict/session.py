@@ -264,7 +264,7 @@ class DrySession:
         if not num_bytes:
             return
         self._freed_of_failure = _(
-            "{num_bytes} that only the error of the last run still held do not count; on a GPU, %oom_free frees them",
+            "{num_bytes} held only by the error of the last run is not counted; on a GPU, %oom_free frees it",
             num_bytes=num_bytes,
         )
         for recorder in self.recorders:
@@ -293,7 +293,7 @@ class DrySession:
         if self._out_of_memory is not None:
             found, self._out_of_memory = self._out_of_memory, None
             text = _(
-                "{requested_bytes} did not fit once; the code caught the error and went on",
+                "{requested_bytes} did not fit once; the code caught the error and continued",
                 requested_bytes=found.requested_bytes,
             )
             self._note_assumption(text, found.line)
@@ -417,7 +417,7 @@ class DrySession:
 def _ended_by(exception: Exception) -> str:
     """The assumption of a run that failed after its three like steps."""
     return _(
-        "what follows the steps was followed up to an error that values nobody knows may have caused: {error}",
+        "the code after the steps was followed up to an error that unknown values may have caused: {error}",
         error=describe_error(exception),
     )
 

@@ -130,7 +130,7 @@ def triton_kernels_skipped(assume: Callable[[str], None]) -> Patches:
 
     def run(kernel: Any, *_unused: Any, **__: Any) -> None:
         name = getattr(kernel, "__name__", type(kernel).__name__)
-        assume(_("Triton kernel {name}: not run; what its launch takes inside is not counted", name=name))
+        assume(_("Triton kernel {name}: not run; what its launch allocates internally is not counted", name=name))
 
     kernels = (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner"))
     return [(getattr(sys.modules[module], name), {"run": run}) for module, name in kernels if module in sys.modules]
@@ -158,9 +158,7 @@ def fast_paths(assume: Callable[[str], None]) -> Patches:
         return any(getattr(type(tensor), "__torch_function__", plain[0]) not in plain for tensor in tensors)
 
     def _nested_tensor_from_mask_left_aligned(*_unused: Any) -> bool:
-        assume(
-            _("nn.TransformerEncoder: padding is computed too; PyTorch leaves it out in evaluation (nested tensors)")
-        )
+        assume(_("nn.TransformerEncoder: padding is computed too; PyTorch skips it in evaluation (nested tensors)"))
         return False
 
     return [

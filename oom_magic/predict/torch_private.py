@@ -318,7 +318,8 @@ def check(names: Names = EVERY_RUN) -> None:
     if lost:
         listed = ", ".join(f"{name} ({purpose})" for name, purpose in lost.items())
         text = _(
-            "PyTorch {version} no longer has {names}, on which a dry run rests; use a version that oom_magic knows.",
+            "PyTorch {version} no longer has {names}, which a dry run relies on; use a version that oom_magic"
+            " supports.",
             version=torch.__version__,
             names=listed,
         )

@@ -41,4 +41,4 @@ def to_fallback(description: Description) -> str:
     text = to_text(description)
     if getattr(current_shell(), "kernel", None) is None:
         return text
-    return f"{text}\n\n{_('This is the text of it: Run All shows pictures and sliders.')}"
+    return f"{text}\n\n{_('Shown as text; Run All shows the pictures and sliders.')}"

@@ -21,9 +21,7 @@ def describe_comparison(comparison: Comparison) -> Description:
     table = Table(("", _("predicted"), _("measured"), _("ratio")), rows)
     off = abs(comparison.allocated_ratio - 1)
     verdict = Sentence(_("Predicted peak allocated is off by {percent:.2f} %.", percent=100 * off), "strong")
-    return Description(
-        _("Predicted against measured on {name}", name=comparison.measured.device.name), (verdict, table)
-    )
+    return Description(_("Predicted vs. measured on {name}", name=comparison.measured.device.name), (verdict, table))
 
 
 @register
@@ -34,8 +32,10 @@ def describe_side_by_side(runs: SideBySide) -> Description:
     blocks += [_categories(runs, names[start : start + _WIDEST]) for start in range(0, len(names), _WIDEST)]
     failed = [name for name, report in runs.reports.items() if report.out_of_memory is not None]
     if failed:
-        blocks.append(Sentence(_("Out of memory, shown up to there: {failed}.", failed=", ".join(failed)), "bad"))
-    return Description(_("Peak allocated, by what it is for"), tuple(blocks))
+        blocks.append(
+            Sentence(_("Ran out of memory, shown up to that point: {failed}.", failed=", ".join(failed)), "bad")
+        )
+    return Description(_("Peak allocated by category"), tuple(blocks))
 
 
 def _bar(runs: SideBySide, name: str) -> Bar:
@@ -63,4 +63,4 @@ def describe_ratios(ratios: Ratios) -> Description:
         ratio = f"{ratios[name]:.3f}" if ratios.in_run[name] else ""
         rows.append((word(name), round(size), ratios.in_run[name], ratio))
     table = Table(("", _("by hand"), _("in the run"), _("ratio")), tuple(rows))
-    return Description(_("By hand against the run"), (table,))
+    return Description(_("By hand vs. the run"), (table,))

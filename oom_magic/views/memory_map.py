@@ -30,8 +30,8 @@ def describe_memory_map(shown_map: MemoryMap) -> Description:
     blocks: list[Block] = [Facts(facts), *([Bars(bars)] if bars else [])]
     if len(bars) < len(shown_map.segments):
         text = ngettext(
-            "{count} smaller segment, {smaller_bytes} together, is not drawn.",
-            "{count} smaller segments, {smaller_bytes} together, are not drawn.",
+            "{count} smaller segment, {smaller_bytes} in total, is not shown.",
+            "{count} smaller segments, {smaller_bytes} in total, are not shown.",
             len(shown_map.segments) - len(bars),
             smaller_bytes=sum(_size(shown_map.segments[number]) for number in by_size[_MOST_SEGMENTS:]),
         )

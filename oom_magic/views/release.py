@@ -15,23 +15,23 @@ from oom_magic.views.blocks import Block, Cell, Description, Sentence, Table, re
 @register
 def describe_released(released: Released) -> Description:
     """Before and after by device, what went, and who holds the rest, largest first."""
-    no_gpu = Sentence(_("torch finds no GPU here, so there is nothing to give back (%oom_doctor says why)."))
+    no_gpu = Sentence(_("torch finds no GPU here, so there is nothing to release (%oom_doctor says why)."))
     blocks: list[Block] = [] if released.has_gpu else [no_gpu]
     if not released.devices:
-        unused = Sentence(_("torch has taken no GPU memory in this process."))
+        unused = Sentence(_("torch has allocated no GPU memory in this process."))
         return Description(_("Nothing to free"), tuple(blocks or [unused]))
     used = [one for one in released.devices if one.before.reserved_bytes or one.after.reserved_bytes]
     blocks += [_before_and_after(one) for one in used or released.devices[:1]]
     rows: list[tuple[Cell, ...]] = [(_kind(one.what), one.num_bytes) for one in released.freed]
     rest = released.freed_allocated_bytes - sum(one.num_bytes for one in released.freed)
     if rest > 0:
-        rows.append((_("what nothing used any more, workspaces, rounding"), rest))
+        rows.append((_("unreferenced memory, workspaces, rounding"), rest))
     if rows:
-        blocks.append(Table((_("would go") if released.is_dry_run else _("what went"), _("memory")), tuple(rows)))
+        blocks.append(Table((_("would be freed") if released.is_dry_run else _("freed"), _("memory")), tuple(rows)))
     else:
-        blocks.append(Sentence(_("No error held memory.")))
+        blocks.append(Sentence(_("No error was holding memory.")))
     blocks += _remaining(released)
-    title = _("A release would free") if released.is_dry_run else _("Released")
+    title = _("What would be released") if released.is_dry_run else _("Released")
     return Description(title, tuple(blocks))
 
 
@@ -42,9 +42,9 @@ def _remaining(released: Released) -> list[Block]:
     if released.unnamed_bytes:
         rows.append((_("(no tensor)"), _("rounding, workspaces, libraries"), released.unnamed_bytes, ""))
     if not rows:
-        return [Sentence(_("Nothing is left."), "good")]
+        return [Sentence(_("Nothing is still allocated."), "good")]
     total = (_("still allocated"), "", released.allocated_bytes, "")
-    table = Table((_("who holds the rest"), _("what"), _("memory"), _("also held by")), tuple(rows), total=total)
+    table = Table((_("holder of the rest"), _("what"), _("memory"), _("also held by")), tuple(rows), total=total)
     return [table, *map(Sentence, _advice(released.holders))]
 
 
@@ -55,7 +55,7 @@ def _before_and_after(change: DeviceChange) -> Table:
         (_("reserved"), before.reserved_bytes, after.reserved_bytes),
     ]
     if before.used_bytes is not None and after.used_bytes is not None:
-        rows.append((_("in use by all (NVML)"), before.used_bytes, after.used_bytes))
+        rows.append((_("in use by all processes (NVML)"), before.used_bytes, after.used_bytes))
     return Table((change.device, _("before"), _("after")), tuple(rows))
 
 
@@ -75,11 +75,15 @@ def _advice(holders: Sequence[MemoryHolder]) -> list[str]:
     gradients = [one.name for one in holders if one.what == "gradients" and one.name]
     names = dict.fromkeys(one.name for one in holders if one.name and not one.name.startswith("Out["))
     if graphs:
-        ways.append(_("{name} keeps the graph that made it: keep {name}.detach() or .item() instead.", name=graphs[0]))
+        ways.append(
+            _("{name} keeps its autograd graph alive: keep {name}.detach() or .item() instead.", name=graphs[0])
+        )
     if gradients:
         ways.append(_("{name}.zero_grad() frees gradients.", name=gradients[0]))
     if names:
-        ways.append(_("%oom_free --names {names} deletes variables, too.", names=" ".join(list(names)[:3])))
+        ways.append(_("%oom_free --names {names} also deletes variables.", names=" ".join(list(names)[:3])))
     if any(one.name.startswith("Out[") for one in holders):
-        ways.append(_("IPython keeps each result it shows: %oom_free --out forgets them; a ; after it shows none."))
+        ways.append(
+            _("IPython keeps each result it shows: %oom_free --out forgets them; end a line with ; to keep none.")
+        )
     return ways

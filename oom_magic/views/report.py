@@ -109,7 +109,7 @@ def _balance(cards: tuple[MemoryReport, ...]) -> Iterable[Sentence]:
     if fullest.used_fraction - emptiest.used_fraction <= _UNEQUAL:
         return
     text = _(
-        "The cards are filled unequally: {fullest} is {most:.0f} % full at its peak, {emptiest} {least:.0f} %."
+        "The cards are unevenly loaded: {fullest} is {most:.0f} % full at its peak, {emptiest} {least:.0f} %."
         " {difference}",
         fullest=_card_name(fullest),
         most=100 * fullest.used_fraction,
@@ -124,7 +124,7 @@ def _difference(fullest: MemoryReport, emptiest: MemoryReport) -> str:
     """The category that accounts for most of the difference."""
     name = max(fullest.breakdown, key=lambda name: fullest.breakdown[name] - emptiest.breakdown[name])
     return _(
-        "Most of the difference is {category}: {most_bytes} against {least_bytes}.",
+        "Most of the difference is {category}: {most_bytes} vs. {least_bytes}.",
         category=word(name),
         most_bytes=fullest.breakdown[name],
         least_bytes=emptiest.breakdown[name],
@@ -150,12 +150,13 @@ def _verdict(report: MemoryReport) -> Iterable[Block]:
     elif report.error:
         yield Sentence(_("The run ended with {error}.", error=report.error.rstrip(".")), "warning")
         until_there = _(
-            "Until there {percent:.1f} % of the card was in use at the peak. What the rest would take is not known.",
+            "Up to that point, {percent:.1f} % of the card was in use at the peak. How much the rest would need is"
+            " unknown.",
             percent=100 * report.used_fraction,
         )
         yield Sentence(until_there, "warning")
     elif report.source == "predicted" and not report.peak_allocated_bytes:
-        yield Sentence(_("Nothing was put on the GPU: what the code would take there is not known."), "warning")
+        yield Sentence(_("Nothing was put on the GPU: how much the code would need there is unknown."), "warning")
     else:
         yield from _fit(report)
     if report.device.other_bytes:
@@ -185,8 +186,8 @@ def _with_context(report: MemoryReport) -> Iterable[Sentence]:
     """A remark where the verdict depends on the size of the CUDA context."""
     if verdict_on(report.most_used_fraction) != report.verdict:
         text = _(
-            "{context_bytes} of that are CUDA's own, which driver, versions and libraries decide: with the most that"
-            " was seen on such cards, {most_bytes}, it is {percent:.1f} %.",
+            "{context_bytes} of that is the CUDA context, whose size depends on the driver, versions and libraries:"
+            " with the largest seen on such cards, {most_bytes}, it is {percent:.1f} %.",
             context_bytes=report.device.context_bytes,
             most_bytes=(report.device.context_range or (0, 0))[1],
             percent=100 * report.most_used_fraction,
@@ -199,14 +200,14 @@ def _besides(report: MemoryReport) -> Iterable[Sentence]:
     later, most = report.uncollected_bytes, report.most_bytes
     if later != (report.peak_allocated_bytes, report.peak_reserved_bytes):
         text = _(
-            "What compiling leaves in cycles of objects may stay until Python's collector runs, perhaps to the end."
-            " Call gc.collect() after the first step."
+            "Reference cycles that compiling leaves behind may hold memory until Python's garbage collector runs,"
+            " perhaps to the end. Call gc.collect() after the first step."
         )
         yield Sentence(text, "warning")
     if most[1] > later[1]:
         text = _(
-            "cuDNN's convolutions may take more for a moment: up to {percent:.1f} % of the card is in use then. Where"
-            " that does not fit, cuDNN takes an algorithm that needs less.",
+            "cuDNN's convolutions may briefly take more: up to {percent:.1f} % of the card is then in use. Where that"
+            " does not fit, cuDNN picks an algorithm that needs less.",
             percent=100 * report.share_in_use(most[1]),
         )
         yield Sentence(text, "warning")
@@ -214,12 +215,14 @@ def _besides(report: MemoryReport) -> Iterable[Sentence]:
 
 def _dry(timeline: Timeline) -> str:
     if not timeline.was_left:
-        return _("A dry run on a pretend GPU: nothing was run for real.")
+        return _("Dry run on a pretend GPU: nothing ran for real.")
     return ngettext(
-        "A dry run on a pretend GPU: nothing was run for real. It ended after {count} optimizer step:"
-        " what the code does later, such as evaluation, is not counted.",
-        "A dry run on a pretend GPU: nothing was run for real. It ended after {count} optimizer steps:"
-        " what the code does later, such as evaluation, is not counted.",
+        "Dry run on a pretend GPU: nothing ran for real. It stopped after {count} optimizer step: later code, such as"
+        " evaluation, is not counted.",
+        (
+            "Dry run on a pretend GPU: nothing ran for real. It stopped after {count} optimizer steps: later code, such"
+            " as evaluation, is not counted."
+        ),
         timeline.num_steps(),
     )
 
@@ -235,15 +238,15 @@ def _peaks(report: MemoryReport) -> Facts:
     ]
     known = report.peak_allocated_bytes, report.peak_reserved_bytes
     for whose, peaks in (
-        (_("reserved, if Python collects late"), report.uncollected_bytes),
-        (_("reserved, with cuDNN's workspaces"), report.most_bytes),
+        (_("reserved, if garbage is collected late"), report.uncollected_bytes),
+        (_("reserved, with cuDNN workspaces"), report.most_bytes),
     ):
         if peaks != known:
-            facts.append(Fact(whose, peaks[1], _("at most, and {allocated_bytes} allocated", allocated_bytes=peaks[0])))
+            facts.append(Fact(whose, peaks[1], _("at most; {allocated_bytes} allocated", allocated_bytes=peaks[0])))
         known = peaks
     least = report.minimum_device_bytes
     if least is not None:
-        facts.append(Fact(at_most(_("least memory that runs it"), is_bound), least, _outside(report.device)))
+        facts.append(Fact(at_most(_("minimum memory to run it"), is_bound), least, _outside(report.device)))
     facts.append(Fact(_("kept after the run"), report.kept_bytes))
     return Facts(tuple(facts))
 
@@ -253,11 +256,11 @@ def _outside(device: Device) -> str:
     if not device.context_bytes:
         return ""
     if device.context_range is None:
-        outside = _("and {context_bytes} outside PyTorch", context_bytes=device.context_bytes)
+        outside = _("plus {context_bytes} outside PyTorch", context_bytes=device.context_bytes)
     else:
         least, most = device.context_range
-        outside = _("and {least_bytes} to {most_bytes} outside PyTorch", least_bytes=least, most_bytes=most)
-    return outside if device.rank is None else _("{outside}, without NCCL's", outside=outside)
+        outside = _("plus {least_bytes} to {most_bytes} outside PyTorch", least_bytes=least, most_bytes=most)
+    return outside if device.rank is None else _("{outside}, NCCL not included", outside=outside)
 
 
 def _breakdown(report: MemoryReport) -> Parts:
@@ -288,7 +291,7 @@ def _lines(report: MemoryReport, top: int) -> Iterable[Block]:
     yield Table(
         (_("line"), _("code"), _("at the peak"), _("largest rise")),
         tuple(rows),
-        title=_("What each line took"),
+        title=_("Memory by line"),
         shares=tuple(size / max(total, 1) for size in sizes),
         total=(_("sum"), "", total, ""),
     )
@@ -345,7 +348,7 @@ def _step_range(steps: list[StepUsage]) -> str:
 def _holders(report: MemoryReport) -> Iterable[Block]:
     if report.holders:
         rows = tuple((holder.name, holder.num_bytes) for holder in report.holders[:_MOST_ROWS])
-        yield Details(_("Names that hold memory after the run"), (Table((_("name"), _("holds")), rows),))
+        yield Details(_("Variables that hold memory after the run"), (Table((_("name"), _("memory")), rows),))
 
 
 def _card(report: MemoryReport) -> Details:
@@ -354,12 +357,12 @@ def _card(report: MemoryReport) -> Details:
     used = report.peak_reserved_bytes + device.context_bytes + device.other_bytes
     parts = (
         Part(_("peak allocated"), report.peak_allocated_bytes, "parameter"),
-        Part(_("reserved beyond it"), cached, "cached"),
+        Part(_("reserved on top"), cached, "cached"),
         *([Part(_("outside PyTorch"), device.context_bytes, "outside")] if device.context_bytes else []),
         Part(_("other processes"), device.other_bytes, "other"),
         Part(_("free"), max(device.total_bytes - used, 0), "free"),
     )
-    return Details(_("The card at its fullest"), (Parts("", parts, _("capacity"), device.total_bytes),))
+    return Details(_("The card at the peak"), (Parts("", parts, _("capacity"), device.total_bytes),))
 
 
 def _other_cards(report: MemoryReport) -> Iterable[Details]:
@@ -380,7 +383,7 @@ def _modules(report: MemoryReport) -> Iterable[Block]:
     total = report.modules.total_bytes
     shares = tuple(size / max(total, 1) for _name, size in rows)
     yield Details(
-        _("Modules at the peak"), (Table((_("module"), _("holds")), tuple(rows), "", shares, (_("sum"), total)),)
+        _("Modules at the peak"), (Table((_("module"), _("memory")), tuple(rows), "", shares, (_("sum"), total)),)
     )
 
 
@@ -392,10 +395,10 @@ def _attention(report: MemoryReport) -> Iterable[Block]:
     scores = (timeline.operator == timeline.operators.index(_SOFTMAX_OF_MATH)).nonzero()[0]
     largest = scores[timeline.requested_bytes[scores].argmax()]
     text = _(
-        "scaled_dot_product_attention took no fused kernel ({place}): the scores of all pairs of tokens are there at"
-        " once, {scores_bytes}, and grow with the square of the length. No fused kernel takes a mask of another type"
-        " than the queries, grouped heads with a mask or in float32, float64, bfloat16 before Ampere, or heads whose"
-        " size is no multiple of 8 (of 4 in float32).",
+        "scaled_dot_product_attention used no fused kernel ({place}): it materializes the attention scores of all"
+        " pairs of tokens, {scores_bytes}, which grow with the square of the sequence length. No fused kernel supports"
+        " a mask of another dtype than the queries, grouped heads with a mask or in float32, float64, bfloat16 before"
+        " Ampere, or head sizes that are not a multiple of 8 (4 in float32).",
         place=place(timeline.lines[timeline.line[largest]]),
         scores_bytes=int(timeline.requested_bytes[largest]),
     )
@@ -418,7 +421,7 @@ def _assumptions(report: MemoryReport) -> Iterable[Block]:
 def _footnote(report: MemoryReport) -> Sentence:
     torch = f"torch {report.torch_version}, " if report.torch_version else ""
     events = ngettext(
-        "{count:,} allocation followed.", "{count:,} allocations followed.", report.timeline.num_allocations
+        "{count:,} allocation recorded.", "{count:,} allocations recorded.", report.timeline.num_allocations
     )
     return Sentence(f"{torch}{events}", "quiet")
 

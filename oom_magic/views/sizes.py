@@ -25,16 +25,20 @@ def describe_sizes(sizes: Sizes) -> Description:
     if not fits:
         blocks.append(
             Sentence(
-                _("Even the smallest does not fit on {name} ({capacity}).", name=sizes.device.name, capacity=capacity),
+                _(
+                    "Even the smallest values do not fit on {name} ({capacity}).",
+                    name=sizes.device.name,
+                    capacity=capacity,
+                ),
                 "bad",
             )
         )
     if sizes.borders:
         known = tuple(Sentence(text) for text in sizes.borders)
-        blocks.append(Details(_("Where it changes its ways"), known))
+        blocks.append(Details(_("Where the allocations change"), known))
     if sizes.assumptions:
         said = (f"{item.line}: {item.text}" if item.line else item.text for item in sizes.assumptions)
-        blocks.append(Details(_("Assumed"), tuple(Sentence(text) for text in said)))
+        blocks.append(Details(_("Assumptions"), tuple(Sentence(text) for text in said)))
     traced = ngettext(
         "From {count} dry run on {name} ({capacity}).",
         "From {count} dry runs on {name} ({capacity}).",

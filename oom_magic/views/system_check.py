@@ -30,7 +30,7 @@ def _blocks(check: SystemCheck) -> list[Block]:
         rows = tuple((str(one.pid), _name(one), _size(one.num_bytes)) for one in card.processes)
         title = _("Processes on GPU {index}", index=card.index)
         blocks += [Table((_("pid"), _("process"), _("memory")), rows, title=title)] if rows else []
-    blocks += [Sentence(_("Not looked at: {name} ({why}).", name=name, why=why), "quiet") for name, why in check.failed]
+    blocks += [Sentence(_("Not checked: {name} ({why}).", name=name, why=why), "quiet") for name, why in check.failed]
     return blocks
 
 
@@ -43,7 +43,7 @@ def describe_checkup(checkup: Checkup) -> Description:
         for one in checkup.recommended:
             blocks += _recommendation(one)
     else:
-        more = _("For a training setup that fits: %oom_doctor --model NAME (--model alone: three typical models).")
+        more = _("To find a training setup that fits: %oom_doctor --model NAME (--model alone: three typical models).")
         blocks.append(Sentence(more, "quiet"))
     return Description(_("System check"), tuple(blocks))
 
@@ -53,7 +53,9 @@ def _recommendation(recommendation: Recommendation) -> list[Block]:
     if recommendation.setup is None:
         name = recommendation.model
         return [
-            Sentence(_("{name}: not even QLoRA with short sequences fits; choose a smaller model.", name=name), "bad")
+            Sentence(
+                _("{name}: even QLoRA with short sequences does not fit; choose a smaller model.", name=name), "bad"
+            )
         ]
     words = _(
         "{setup}: peak {peak_bytes} (dry run)",
@@ -65,8 +67,8 @@ def _recommendation(recommendation: Recommendation) -> list[Block]:
 
 def _name(process: DeviceProcess) -> str:
     own = _("this kernel") if process.pid == os.getpid() else ""
-    return ", ".join(filter(None, (process.name, own))) or _("not known")
+    return ", ".join(filter(None, (process.name, own))) or _("unknown")
 
 
 def _size(num_bytes: int | None) -> str:
-    return _("not known") if num_bytes is None else format_bytes(num_bytes)
+    return _("unknown") if num_bytes is None else format_bytes(num_bytes)

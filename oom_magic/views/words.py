@@ -48,19 +48,19 @@ _AT_LEAST: Sentences = {
 }
 _UNTIL_COLLECTED: Sentences = {
     "safe": (
-        "Safe: up to {most:.1f} % of the card is in use at the peak until Python's collector has run, {percent:.1f} %"
-        " if it runs at once."
+        "Safe: up to {most:.1f} % of the card is in use at the peak before Python's garbage collector runs,"
+        " {percent:.1f} % if it runs at once."
     ),
     "tight": (
-        "Tight: up to {most:.1f} % of the card is in use at the peak until Python's collector has run, {percent:.1f} %"
-        " if it runs at once."
+        "Tight: up to {most:.1f} % of the card is in use at the peak before Python's garbage collector runs,"
+        " {percent:.1f} % if it runs at once."
     ),
     "danger": (
-        "Danger: up to {most:.1f} % of the card is in use at the peak until Python's collector has run, {percent:.1f} %"
-        " if it runs at once."
+        "Danger: up to {most:.1f} % of the card is in use at the peak before Python's garbage collector runs,"
+        " {percent:.1f} % if it runs at once."
     ),
     "out of memory": (
-        "May not fit: up to {most:.1f} % of the card is needed at the peak until Python's collector has run,"
+        "May not fit: up to {most:.1f} % of the card is needed at the peak before Python's garbage collector runs,"
         " {percent:.1f} % if it runs at once."
     ),
 }
@@ -82,8 +82,8 @@ def late_verdict_sentence(verdict: str, most_fraction: float, used_fraction: flo
 def upper_bound_sentence(is_failure: bool) -> Sentence:
     """What the verdict on figures means that are upper bounds."""
     if is_failure:
-        return Sentence(_("That holds for eager code; compiled code needs less and may fit."), "warning")
-    return Sentence(_("Compiled code was followed as eager code: all figures are upper bounds."), "warning")
+        return Sentence(_("This holds for eager code; compiled code needs less and may fit."), "warning")
+    return Sentence(_("Compiled code was treated as eager code: all figures are upper bounds."), "warning")
 
 
 def at_most(figure: str, is_upper_bound: bool) -> str:
@@ -110,37 +110,37 @@ _COMMENTS: Sentences = {
     "scaled": "outside the block; scale it with torch.amp.GradScaler",
     "forward": "in the model's forward",
     "function": "in {name}:",
-    "accumulates": "let the optimizer step after each {number} batches, losses divided by as many",
+    "accumulates": "step the optimizer every {number} batches and divide each loss by that number",
     "fused": "or fused=True",
-    "before_optimizer": "before the optimizer is made",
+    "before_optimizer": "before the optimizer is created",
     "older_dtype": "torch_dtype= before transformers 4.56",
     "cast": "cast, then move",
-    "not_moved": 'and no .to("cuda") behind it',
+    "not_moved": 'and no .to("cuda") after it',
     "run_with": "run with: {command}",
-    "fourth": "with a batch size a fourth of before",
+    "fourth": "with a quarter of the batch size",
     "instead": "instead of {code}",
     "linux": "Linux, before Python starts",
     "notebook": "in a notebook, before torch uses the GPU:",
-    "powershell": "PowerShell (effective under Linux only):",
+    "powershell": "PowerShell (takes effect on Linux only):",
     "loader": "or DataLoader(..., num_workers=0)",
     "kill": "then close the notebooks and programs it lists: kill <PID>",
     "novram": "then --novram",
-    "less": "LESS: less than now",
-    "less_than_default": "LESS: less than now ({default} unless set)",
-    "more": "MORE: more than now",
-    "more_than_default": "MORE: more than now ({default} unless set)",
-    "now_and_less": "now {value}; LESS: less than now",
+    "less": "LESS: a smaller number than now",
+    "less_than_default": "LESS: a smaller number than now ({default} unless set)",
+    "more": "MORE: a larger number than now",
+    "more_than_default": "MORE: a larger number than now ({default} unless set)",
+    "now_and_less": "now {value}; LESS: a smaller number",
     "now": "now {value}",
-    "below": "below the {size} MiB asked for",
-    "below_request": "LESS: below the request",
-    "sizes": "HALF, TWICE: of what they are now",
-    "each_turn": "at the start of each turn",
-    "one_graph": "without retain_graph=True; sum losses of one graph first",
-    "mac": "the Mac may then swap or stall",
+    "below": "below the {size} MiB requested",
+    "below_request": "LESS: less than the request",
+    "sizes": "HALF, TWICE: half and twice the current values",
+    "each_turn": "at the start of each iteration",
+    "one_graph": "without retain_graph=True; first sum the losses that share a graph",
+    "mac": "the Mac may then swap or freeze",
     "own_function": "your own function",
-    "random": "Random batches stand for your data: put your own DataLoader here.",
+    "random": "Random batches stand in for your data: use your own DataLoader here.",
     "shorter": "the first sequence is shorter",
-    "detached": "lets go of the graph before the next forward",
+    "detached": "frees the graph before the next forward pass",
     "sequences": "sequences of {number} tokens: {call}",
 }
 _COMMENT = re.compile(r"(?<=# )[^#\n]+$", re.MULTILINE)

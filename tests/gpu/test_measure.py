@@ -251,8 +251,8 @@ def test_nested_blocks_on_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("device", "says"),
     [
-        (print, "observes a block"),
-        ("gpu0", "'gpu0' is no device"),
+        (print, "observes a with block"),
+        ("gpu0", "'gpu0' is not a device"),
         ("cpu", "cpu is none"),
         (99, "no cuda:99"),
         (-1, "-1 is no"),
@@ -272,7 +272,7 @@ def test_counts_that_the_user_resets() -> None:
 
     report = measured(work)
     assert report.peak_allocated_bytes == 3 * MIB
-    assert "counts were reset" in report.assumptions[0].text
+    assert "statistics were reset" in report.assumptions[0].text
 
 
 def test_a_recording_that_the_cell_ends_is_said() -> None:

@@ -236,7 +236,7 @@ def test_what_is_held_out_of_sight(notebook: InteractiveShell) -> None:
 def test_looking_initializes_nothing() -> None:
     code = """\
 import torch, oom_magic as om
-assert "taken no GPU memory" in str(om.release())
+assert "allocated no GPU memory" in str(om.release())
 assert not torch.cuda.is_initialized()
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -115,6 +115,8 @@ def test_real_weights_that_pytorch_watches_are_refused_by_name() -> None:
     watches = torch._C._WeakTensorRef(users.model[0].weight)  # type: ignore[attr-defined]
     before = users.state()
     inputs = torch.randn(8, 64)
-    with pytest.raises(RuntimeError, match=r"model\.0\.weight is the real one, since PyTorch holds a weak reference"):
+    with pytest.raises(
+        RuntimeError, match=r"model\.0\.weight is the real tensor, because PyTorch holds a weak reference"
+    ):
         DrySession(has_bar=False).run(lambda: users.model(inputs.cuda()), [{"model": users.model, **users.names}])
     assert users.state() == before and not watches.expired()

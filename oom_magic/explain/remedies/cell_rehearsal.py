@@ -394,7 +394,7 @@ class CellRehearsal:
             if tree is not None:
                 is_notebooks = is_cell(one.file) and getattr(self._names.get(name), "__name__", "") == name
                 return "\n".join(shown(tree, ())) if is_notebooks else loop_of(tree)
-        return f"# let the optimizer step after each {accumulation} batches, losses divided by as many"
+        return f"# step the optimizer every {accumulation} batches and divide each loss by that number"
 
     def own_arguments(self, code: str, /) -> str:
         """The TrainingArguments of the cell."""

@@ -80,7 +80,7 @@ for block in {layers}:
 from torch.distributed.fsdp import fully_shard
 for block in {bare_layers}:
     fully_shard(block)
-# before the optimizer is made, not DistributedDataParallel({model})
+# before the optimizer is created, not DistributedDataParallel({model})
 fully_shard({model})""",
     "fully_sharded_accelerate": """\
 from accelerate import FullyShardedDataParallelPlugin
@@ -98,16 +98,16 @@ device_map = {map}
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 for block in {layers}:
     fully_shard(block, offload_policy=CPUOffloadPolicy())
-# before the optimizer is made
+# before the optimizer is created
 fully_shard({model}, offload_policy=CPUOffloadPolicy())""",
     "sgd": "optimizer = torch.optim.SGD({model}.parameters(), lr=lr, momentum=0.0)",
-    "single_weights": "{model} = {model}.float()   # before the optimizer is made",
+    "single_weights": "{model} = {model}.float()   # before the optimizer is created",
     "single_weights_inputs": """\
-{model} = {model}.float()   # before the optimizer is made
+{model} = {model}.float()   # before the optimizer is created
 # and its inputs: {model}(x.float())""",
-    "half_weights": "{model} = {model}.to(torch.{torch_dtype})   # before the optimizer is made",
+    "half_weights": "{model} = {model}.to(torch.{torch_dtype})   # before the optimizer is created",
     "half_weights_inputs": """\
-{model} = {model}.to(torch.{torch_dtype})   # before the optimizer is made
+{model} = {model}.to(torch.{torch_dtype})   # before the optimizer is created
 # and its inputs: {model}(x.to(torch.{torch_dtype}))""",
     "lora": """\
 from peft import LoraConfig, get_peft_model
@@ -136,7 +136,7 @@ from transformers import BitsAndBytesConfig
 quantization = BitsAndBytesConfig(load_in_8bit=True)
 {model} = {loader}.from_pretrained({source},
     quantization_config=quantization,
-    device_map="cuda")          # and no .to("cuda") behind it""",
+    device_map="cuda")          # and no .to("cuda") after it""",
     "loaded_4bit": """\
 from transformers import BitsAndBytesConfig
 quantization = BitsAndBytesConfig(
@@ -145,7 +145,7 @@ quantization = BitsAndBytesConfig(
     bnb_4bit_compute_dtype=torch.bfloat16)
 {model} = {loader}.from_pretrained({source},
     quantization_config=quantization,
-    device_map="cuda")          # and no .to("cuda") behind it""",
+    device_map="cuda")          # and no .to("cuda") after it""",
     "no_grad": "with torch.no_grad():\n    outputs = {model}(**batch)",
     "smaller_batch": "{name} = {after}\naccumulation = {accumulation}\n" + _ACCUMULATING,
     "smaller_evaluation": "{name} = {after}",
@@ -160,10 +160,10 @@ fully_shard({model})""",
     "drop_copy": f"del {{names}}\n{RELEASE}",
     "free_held": RELEASE,
     "free_held_any": RELEASE,
-    "smaller_batch_any": "accumulation = 4    # with a batch size a fourth of before\n" + _ACCUMULATING,
+    "smaller_batch_any": "accumulation = 4    # with a quarter of the batch size\n" + _ACCUMULATING,
     "offload": """\
 {model} = {loader}.from_pretrained({source}{options},
-    device_map="auto"{limits})   # and no .to("cuda") behind it""",
+    device_map="auto"{limits})   # and no .to("cuda") after it""",
     "detach": "{fixed}\n# instead of {code}",
     "backward_each": "{fixed}\n# instead of {code}",
     "keep_on_host": "{fixed}\n# instead of {code}",
@@ -173,7 +173,7 @@ fully_shard({model})""",
 # For texts without any sign of transformers: their batches and methods would not be those of the user's model.
 _GENERIC = {
     "smaller_batch_any": """\
-accumulation = 4    # with a batch size a fourth of before
+accumulation = 4    # with a quarter of the batch size
 for number, (inputs, targets) in enumerate(loader, 1):
     loss = loss_function({model}(inputs), targets) / accumulation
     loss.backward()
@@ -259,9 +259,9 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 # in a notebook, before torch uses the GPU:
 #   import os
 #   os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-# PowerShell (effective under Linux only):
+# PowerShell (takes effect on Linux only):
 #   $env:PYTORCH_CUDA_ALLOC_CONF = "expandable_segments:True\"""",
-    "shared_memory": "docker run --shm-size=MORE ...   # MORE: more than now (64m unless set)",
+    "shared_memory": "docker run --shm-size=MORE ...   # MORE: a larger number than now (64m unless set)",
     "close_processes_any": "{tool}\n# then close the notebooks and programs it lists: kill <PID>",
     "check_processes": "{tool}",
     "close_processes": "nvidia-smi\n# then close the notebooks and programs it lists: kill <PID>",
@@ -275,7 +275,7 @@ _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 _NAMES = {
     "model": "model", "loader": "AutoModelForCausalLM", "source": "name", "layers": "model.model.layers",
     "blocks": "blocks", "switch": "gradient_checkpointing", "options": "", "half": "HALF", "twice": "TWICE",
-    "sizes": "HALF, TWICE: of what they are now",
+    "sizes": "HALF, TWICE: half and twice the current values",
 }  # fmt: skip
 _SCALER = "; scale it with torch.amp.GradScaler"
 

@@ -44,7 +44,7 @@ def _casts(tree: ast.Module, names: Mapping[str, Any]) -> list[str]:
     sees = {name: value for name, value in names.items() if name in read}
     modules = [name for name, value in sees.items() if is_module(value) and _is_wide(value.parameters())]
     tensors = [name for name, value in sees.items() if isinstance(value, torch.Tensor) and _is_wide([value])]
-    before = [f"{name} = {name}.float()   # before the optimizer is made" for name in modules]
+    before = [f"{name} = {name}.float()   # before the optimizer is created" for name in modules]
     if tensors:
         before.append(f"{', '.join(tensors)} = {', '.join(f'{name}.float()' for name in tensors)}")
     if torch.get_default_dtype() is torch.float64:

@@ -58,7 +58,7 @@ def _fully_sharded(tree: ast.AST, path: str | None) -> str:
             lines.append(f"{name} = {made}   # not {_name_of(call)}")
         if path is not None:
             lines += [f"for block in {part_at(name, path)}:", "    fully_shard(block)"]
-        return "\n".join([*lines, f"fully_shard({name})   # before the optimizer is made"])
+        return "\n".join([*lines, f"fully_shard({name})   # before the optimizer is created"])
     return ""
 
 

@@ -144,7 +144,7 @@ def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...]:
 def _problem(error: Exception) -> str:
     if isinstance(error, ImportError):
         return _("nvidia-ml-py is not installed (pip install nvidia-ml-py)")
-    return _("the driver does not answer: {error}", error=error)
+    return _("the driver does not respond: {error}", error=error)
 
 
 def _asked(function: Any, *args: Any) -> Any:

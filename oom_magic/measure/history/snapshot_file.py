@@ -54,7 +54,7 @@ def load_snapshot(path: str | Path, *, memory: str | int | None = None, device: 
     memory = said.get("total_bytes") if memory is None else memory
     if memory is None and free is None:
         raise ValueError(
-            _('The snapshot does not say how large its card is; give it: load_snapshot(path, memory="24GiB").')
+            _('The snapshot does not record the memory of its card; pass it: load_snapshot(path, memory="24GiB").')
         )
     total = parse_bytes(memory) if memory is not None else state.reserved_bytes + (free or 0)
     card = f"GPU {index} has a total capacity of {format_bytes(total)} of which {format_bytes(free or 0)}"
@@ -69,8 +69,8 @@ def load_snapshot(path: str | Path, *, memory: str | int | None = None, device: 
         assumptions=(
             Assumption(
                 _(
-                    "Read from a snapshot: categories follow from where and when memory was taken; what lies outside "
-                    "PyTorch is not in it."
+                    "Read from a snapshot: categories are inferred from where and when memory was allocated;"
+                    " memory outside PyTorch is not included."
                 )
             ),
         ),
@@ -83,7 +83,7 @@ class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """The class, if it is a container. Raises UnpicklingError for anything else."""
         if (module, name) not in _TRUSTED:
-            raise pickle.UnpicklingError(_("a snapshot holds no {kind}", kind=f"{module}.{name}"))
+            raise pickle.UnpicklingError(_("a snapshot contains no {kind}", kind=f"{module}.{name}"))
         return super().find_class(module, name)
 
 
@@ -93,13 +93,15 @@ def _read(path: Path) -> dict[str, Any]:
         snapshot = _PlainUnpickler(io.BytesIO(content)).load()
     except Exception as error:
         text = _(
-            "{path} is no snapshot of torch.cuda.memory._dump_snapshot: {error}.",
+            "{path} is not a snapshot from torch.cuda.memory._dump_snapshot: {error}.",
             path=path,
             error=f"{error}".rstrip("."),
         )
         raise ValueError(text) from None
     if not isinstance(snapshot, dict) or not {"segments", "device_traces"} <= snapshot.keys():
-        raise ValueError(_("{path} is no snapshot of torch.cuda.memory._dump_snapshot: it has no traces.", path=path))
+        raise ValueError(
+            _("{path} is not a snapshot from torch.cuda.memory._dump_snapshot: it has no traces.", path=path)
+        )
     if not any(snapshot["device_traces"]):
         raise ValueError(
             _(
@@ -116,7 +118,7 @@ def _device(traces: list[list[dict[str, Any]]], device: int | None) -> int:
     if not 0 <= device < len(traces) or not traces[device]:
         used = ", ".join(str(index) for index, trace in enumerate(traces) if trace)
         text = _(
-            "device={device} has no trace in this snapshot; there are traces of: {used}.", device=device, used=used
+            "device={device} has no trace in this snapshot; devices with traces: {used}.", device=device, used=used
         )
         raise ValueError(text)
     return device

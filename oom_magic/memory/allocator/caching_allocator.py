@@ -163,7 +163,7 @@ class CachingAllocator:
             return
         if block.is_free:
             raise ValueError(
-                _("The block at address {address} was freed already; free each block once.", address=block.address)
+                _("The block at address {address} was already freed; free each block only once.", address=block.address)
             )
         self.allocated_bytes -= block.size_bytes
         keys, blocks = pool.keys, pool.blocks

@@ -63,7 +63,7 @@ class AllocatorSettings:
             try:
                 setting = read(value)
             except (ValueError, IndexError) as error:
-                raise ValueError(_("{value!r} is not a value of {option!r}; {fix}.", **values)) from error
+                raise ValueError(_("{value!r} is not a valid value of {option!r}; {fix}.", **values)) from error
             if name:
                 found[name] = setting
         segment = found.setdefault("large_segment_bytes", LARGE_SEGMENT_BYTES)
@@ -72,7 +72,7 @@ class AllocatorSettings:
             name = _OPTIONS[option][0]
             if found.get(name, segment) < segment:
                 values = {"number": found[name] // MIB, "option": option, "fix": translated(_FIXES[option])}
-                raise ValueError(_("{number} is too little for {option!r}; {fix}.", **values))
+                raise ValueError(_("{number} is too small for {option!r}; {fix}.", **values))
         return cls(**found)
 
 

@@ -54,7 +54,7 @@ class CardOptions:
         Raises UsageError with the fix.
         """
         if num_processes is None and rank is not None:
-            raise UsageError(_("--rank: says which process of a job is followed; give --num-processes too."))
+            raise UsageError(_("--rank chooses which process to follow; give --num-processes too."))
         number, name = checked("--num-gpus", lambda _text: counted(gpu, num_gpus), "") if gpu else (num_gpus, None)
         if number is not None:
             checked("--num-gpus", lambda _text: checked_number(number, "num_gpus"), "")
@@ -254,7 +254,7 @@ def parse_steps(text: str) -> StopAfter:
     if text in ("all", "alike"):
         return None if text == "all" else "alike"
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(_("{text!r} is no number of optimizer steps; give 1 or more, or all.", text=text))
+        raise ValueError(_("{text!r} is not a number of optimizer steps; give 1 or more, or all.", text=text))
     return int(text)
 
 

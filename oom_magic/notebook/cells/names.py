@@ -55,11 +55,11 @@ class DryNamespace:
     def hint(self, name: str) -> str:
         """Why a cell does not find ``name``, if dry runs are the reason; else an empty string."""
         if name in self.names:
-            return _("{name} was assigned in a dry run; it can be used in %%gpumem cells only.", name=name)
+            return _("{name} was assigned in a dry run; only %%gpumem cells can use it.", name=name)
         if name in self._unassigned:
             return _(
-                "{name} would be assigned in a cell whose dry run ended before, with the last optimizer step it was to"
-                " follow; %%gpumem --steps all follows that cell to its end.",
+                "{name} is assigned after the point where the dry run of its cell stopped; %%gpumem --steps all"
+                " follows that cell to its end.",
                 name=name,
             )
         return ""

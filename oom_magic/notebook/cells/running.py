@@ -65,8 +65,8 @@ def shortened(error: BaseException, shell: InteractiveShell) -> BaseException:
         if len(kept) == len(frames):
             return lines
         left_out = ngettext(
-            "    [... {count} frame of a library left out]",
-            "    [... {count} frames of libraries left out]",
+            "    [... {count} library frame omitted]",
+            "    [... {count} library frames omitted]",
             len(frames) - len(kept),
         )
         return [*lines[:-1], left_out, *lines[-1:]]
@@ -169,7 +169,9 @@ def _refuse_await(source: str, name: str) -> None:
     """Raise UsageError if the code awaits outside a function: the notebook's event loop already runs this cell."""
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     if compile(source, name, "exec", flags, dont_inherit=True).co_flags & inspect.CO_COROUTINE:
-        raise UsageError(_("A cell under this magic cannot await at its top level; put the await into a function."))
+        raise UsageError(
+            _("A cell under this magic cannot use await at its top level; move the await into a function.")
+        )
 
 
 def _cell_number(shell: InteractiveShell) -> int:

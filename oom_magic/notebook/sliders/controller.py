@@ -90,7 +90,7 @@ class Sliders(ipywidgets.VBox):
         self.controls: dict[str, Any] = {"gpu": gpu, **_controls(sizer)}
         self._live_class, self._still_class = f"oom-live-{gpu.model_id}", f"oom-still-{gpu.model_id}"
         hidden = f"body:not(.jp-Notebook) .{self._still_class}{{display:none}}"
-        self._panel = Panel(_("What {label} takes", label=sizer.title), self.controls, grid, self._go_to, hidden)
+        self._panel = Panel(_("GPU memory of {label}", label=sizer.title), self.controls, grid, self._go_to, hidden)
         super().__init__(self._panel.children)
         self.add_class("oom-live").add_class(self._live_class)
         for control in self.controls.values():
@@ -207,7 +207,7 @@ class Sliders(ipywidgets.VBox):
         return is_known
 
     def _tracing_words(self, card: SliderCard) -> str:
-        return _("Tracing {label} with these choices for {card} …", label=self._sizer.title, card=card)
+        return _("Tracing {label} with these choices on {card} …", label=self._sizer.title, card=card)
 
     def _show(self, sizes: Sizes, estimate: Estimate) -> None:
         self._estimate, self._failure = estimate, ()
@@ -244,7 +244,7 @@ class Sliders(ipywidgets.VBox):
             self._show(sizes, estimate)
             self._panel.show_details(estimate)
         if not is_known:
-            with self._panel.working(_("One run was followed; following others, for all numbers …")):
+            with self._panel.working(_("Traced one run; tracing more to cover all values …")):
                 await work.run(self._sizer.trace, sizes, values, card)
         estimate = estimator.quick(sizes, values)
         self._show(sizes, estimate)
@@ -253,7 +253,7 @@ class Sliders(ipywidgets.VBox):
             self._panel.show(estimate)
             self._panel.show_details(estimate)
         if not estimate.fits:
-            with self._panel.working(_("Looking for what would fit …")):
+            with self._panel.working(_("Looking for settings that fit …")):
                 self._estimate = estimate = await work.run(estimator.with_way_out, values, card, estimate)
             self._panel.show(estimate)
         cells = estimator.cells(sizes, values)
@@ -294,7 +294,7 @@ class Sliders(ipywidgets.VBox):
 
     def describe(self) -> Description:
         """The present setting for a page or a terminal without sliders."""
-        title = _("What {label} takes on {card}", label=self._sizer.title, card=self.card)
+        title = _("GPU memory of {label} on {card}", label=self._sizer.title, card=self.card)
         values = {**self._sizer.ranges.fixed, **self.values}
         blocks: list[Block] = [settings_table(values)]
         try:
@@ -335,7 +335,7 @@ class Sliders(ipywidgets.VBox):
         if getattr(get_ipython(), "kernel", None) is None:
             display(self._repr_mimebundle_(), raw=True)
             return
-        words = _("Sliders of {label}; what they were last set to:", label=self._sizer.title)
+        words = _("Sliders of {label}, as last set:", label=self._sizer.title)
         display({_VIEW: super()._repr_mimebundle_()[_VIEW], "text/plain": words}, raw=True)
         script = {"text/plain": "", "text/html": naming_script(self._live_class)}
         display(script, raw=True, display_id=self.model_id)  # at once; the replayed figures follow

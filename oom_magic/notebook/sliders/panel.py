@@ -81,7 +81,9 @@ class CardControl(ipywidgets.HBox):
     def __init__(self, options: Sequence[tuple[str, Any]]) -> None:
         self.options = tuple(options)
         self.field = ipywidgets.Dropdown(description="GPU", options=self.options, value=self.options[0][1])
-        self.search = ipywidgets.Text(placeholder=_("search"), tooltip=_("Leave the cards with these words"))
+        self.search = ipywidgets.Text(
+            placeholder=_("search"), tooltip=_("Show only the cards whose names contain these words")
+        )
         self._is_filtering = False
         super().__init__([self.field, self.search], value=self.field.value)
         self.add_class("oom-card")

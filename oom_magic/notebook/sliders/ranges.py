@@ -118,7 +118,7 @@ def without_the_stiff(
         stiff |= {} if failing is None else {name: failing}
     said = [
         _(
-            "{name} stays {default}: with {value} the function fails: {reason}.",
+            "{name} stays {default}: the function fails with {value}: {reason}.",
             name=name,
             default=parameters[name].default,
             value=value,

@@ -115,27 +115,27 @@ def live_blocks(estimate: Estimate) -> tuple[Block, ...]:
 
 def _way_out(found: WayOut, arguments: Mapping[str, Any]) -> Sentence:
     changes = [
-        _("tick {name}", name=name) if value is True else _("choose {value} as {name}", name=name, value=value)
+        _("tick {name}", name=name) if value is True else _("set {name} to {value}", name=name, value=value)
         for name, value in found.choices.items()
     ]
     names = (first_of(arguments, BATCHES), first_of(arguments, LENGTHS))
     setting = " x ".join(str(arguments[name]) for name in names if name is not None)
     values = {"changes": _(" and ").join(changes), "setting": setting, "needed_bytes": found.needed_bytes}
-    return Sentence(_("What would fit: {changes}; {setting} then takes {needed_bytes}.", **values))
+    return Sentence(_("This would fit: {changes}; {setting} then needs {needed_bytes}.", **values))
 
 
 def verdict(estimate: Estimate) -> Sentence:
     """Whether it fits, by the thresholds of every report."""
     if not estimate.fits and estimate.is_upper_bound:
         text = _(
-            "As eager code it does not fit: it needs {needed_bytes}, PyTorch can have {usable_bytes}.",
+            "Does not fit as eager code: it needs {needed_bytes}, and PyTorch can use {usable_bytes}.",
             needed_bytes=estimate.needed_bytes,
             usable_bytes=estimate.device.usable_bytes,
         )
         return Sentence(text, "bad")
     if not estimate.fits:
         text = _(
-            "Does not fit: it needs at least {needed_bytes}, PyTorch can have {usable_bytes}.",
+            "Does not fit: it needs at least {needed_bytes}, and PyTorch can use {usable_bytes}.",
             needed_bytes=estimate.needed_bytes,
             usable_bytes=estimate.device.usable_bytes,
         )
@@ -157,20 +157,20 @@ def _facts(estimate: Estimate) -> Facts:
 
 
 def _reserved(estimate: Estimate) -> Fact:
-    outside = _("and {context_bytes} outside PyTorch", context_bytes=estimate.device.context_bytes)
+    outside = _("plus {context_bytes} outside PyTorch", context_bytes=estimate.device.context_bytes)
     name = at_most(_("peak reserved"), estimate.is_upper_bound)
     if not estimate.fits:
-        return Fact(name, _("over the card"), outside)
+        return Fact(name, _("exceeds the card"), outside)
     sign = "" if estimate.report is not None else "≈ " if estimate.is_upper_bound else "≥ "
     return Fact(name, f"{sign}{format_bytes(estimate.needed_bytes)}", outside)
 
 
 def _largest(largest: Largest) -> Fact:
     if not largest.value:
-        value, note = _("none"), _("not even the smallest")
+        value, note = _("none"), _("not even the smallest value")
     else:
         value = f"{'' if largest.is_exact else '≈ '}{largest.value:,}"
-        note = _("the end of its range") if largest.value == largest.limit else _("one step more does not")
+        note = _("end of its range") if largest.value == largest.limit else _("the next value does not")
     return Fact(_("largest {name} that fits", name=largest.name), value, note)
 
 
@@ -185,7 +185,7 @@ def _per_step(arguments: Mapping[str, Any]) -> list[Fact]:
     facts = []
     if accumulation is not None:
         count *= numbers[accumulation]
-        note = _("{batch} x {times} accumulated", batch=numbers[batch], times=numbers[accumulation])
+        note = _("{batch} x {times} accumulation steps", batch=numbers[batch], times=numbers[accumulation])
         facts.append(Fact(_("global batch"), f"{count:,}", note))
     if length is not None:
         facts.append(Fact(_("tokens per step"), f"{count * numbers[length]:,}", f"{count} x {numbers[length]}"))
@@ -200,7 +200,7 @@ def _bar(estimate: Estimate) -> Parts:
     parts = [Part(word(name), breakdown[name], name) for name in _ALWAYS if breakdown[name]]
     shown = breakdown.total_bytes
     if estimate.report is not None and estimate.fits:
-        parts.append(Part(_("reserved beyond it"), estimate.needed_bytes - shown, "cached"))
+        parts.append(Part(_("reserved on top"), estimate.needed_bytes - shown, "cached"))
         shown = estimate.needed_bytes
     parts.append(Part(_("outside PyTorch"), device.context_bytes, "outside"))
     free = device.total_bytes - shown - device.context_bytes

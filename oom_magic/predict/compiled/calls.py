@@ -30,19 +30,19 @@ def why_not_followed(is_wanted: bool) -> str:
     """Why compiled code is followed as eager code; empty if it is followed as compiled."""
     if not is_wanted:
         return _(
-            "torch.compile: followed as eager code, an upper bound: compiled code usually takes a fifth to a half less"
+            "torch.compile: treated as eager code, an upper bound: compiled code usually takes a fifth to a half less"
         )
     if TORCH < FIRST_FOLLOWED:
         return _(
-            "torch.compile: what PyTorch {version} compiles is not followed (2.13 and newer is); run as eager code, an"
-            " upper bound",
+            "torch.compile: what PyTorch {version} compiles is not supported (2.13 and newer is); treated as"
+            " eager code, an upper bound",
             version=torch.__version__,
         )
     if importlib.util.find_spec("triton"):
         return ""
     return _(
-        "torch.compile: Triton is not installed, so compiled code is followed as eager code, an upper bound"
-        ' (pip install --no-deps "triton>=3.7" makes it exact)'
+        "torch.compile: Triton is not installed, so compiled code is treated as eager code, an upper bound (pip"
+        ' install --no-deps "triton>=3.7" makes it exact)'
     )
 
 
@@ -197,7 +197,7 @@ def run_or_as_written(session: R, run: Callable[[], object], again: Callable[[],
     except Exception:
         raise failed from None
     text = _(
-        "torch.compile: what it makes could not be run here ({error}); followed as eager code, an upper bound",
+        "torch.compile: the compiled code could not be run here ({error}); treated as eager code, an upper bound",
         error=describe_error(failed)[:200],
     )
     if other.report is not None:

@@ -122,8 +122,8 @@ def compiling_on(gpu: FakeGPU, view: DeviceView, assume: Callable[[str], None]) 
 
     def bench(function: Callable[[], Any]) -> float:
         text = _(
-            "torch.compile: Inductor times on the GPU whether a matrix product is faster with padded sizes; taken not"
-            " to be (a padded product keeps a padded copy of its factors for a while)"
+            "torch.compile: Inductor times on the GPU whether a matrix product is faster when padded; assumed not"
+            " to be (a padded product holds a padded copy of its factors for a while)"
         )
         assume(text)
         function()

@@ -153,9 +153,9 @@ class Compiler:
     def _note_held(self) -> None:
         self._assume(
             _(
-                "torch.compile: what compiling leaves in cycles of objects is freed here at once; a real run may hold"
-                " results of its first step (logits, say) until Python's collector frees them, as gc.collect() after"
-                " that step does"
+                "torch.compile: reference cycles that compiling leaves behind are freed at once here; a real run"
+                " may hold results of its first step (such as logits) until Python's garbage collector frees"
+                " them, as gc.collect() after that step does"
             )
         )
 
@@ -191,16 +191,16 @@ class Compiler:
             if config.triton.cudagraphs and is_on_gpu(module):
                 raise CudaGraphsError(
                     _(
-                        "torch.compile with CUDA graphs (mode 'reduce-overhead', 'max-autotune') is not followed: its"
-                        " pools would make every figure wrong. Take mode 'default' or 'max-autotune-no-cudagraphs' in a"
-                        " dry run, or --no-compile to follow it as eager code."
+                        "torch.compile with CUDA graphs (mode 'reduce-overhead', 'max-autotune') is not"
+                        " supported: its memory pools would make every figure wrong. Use mode 'default' or"
+                        " 'max-autotune-no-cudagraphs' in a dry run, or --no-compile to treat it as eager code."
                     )
                 )
             if config.max_autotune or config.max_autotune_gemm:
                 self._assume(
                     _(
-                        "torch.compile: max-autotune chooses kernels by timing them; PyTorch's own are taken, and"
-                        " timing takes no memory"
+                        "torch.compile: max-autotune chooses kernels by timing them; PyTorch's own kernels and no"
+                        " memory for the timing are assumed"
                     )
                 )
             graph = torch.fx.GraphModule(module, copy.copy(module.graph))  # Inductor's passes change its argument
@@ -251,7 +251,7 @@ def _not_followed(name: str, error: Exception) -> str:
     words = str(error).strip().splitlines()
     reason = next((line for line in words if line and not line.startswith("backend=")), "")
     return _(
-        "torch.compile: {name} could not be compiled here ({kind}: {reason}); followed as eager code, an upper bound",
+        "torch.compile: {name} could not be compiled here ({kind}: {reason}); treated as eager code, an upper bound",
         name=name,
         kind=type(error).__name__,
         reason=reason[:160],

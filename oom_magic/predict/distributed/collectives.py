@@ -55,9 +55,9 @@ class Sent:
         if before > allocator.allocated_bytes:
             self._assume(
                 _(
-                    "what a backward of DDP sent, {num_bytes}, is taken to be held to the end of the next step; NCCL's"
-                    " watchdog, which looks every 0.1 s, lets go of it earlier where steps are slow, later where they"
-                    " are fast",
+                    "DDP: the {num_bytes} that a backward pass sent is assumed to stay allocated until the end of"
+                    " the next step; NCCL's watchdog, which polls every 0.1 s, frees it earlier if steps are"
+                    " slow, later if they are fast",
                     num_bytes=before - allocator.allocated_bytes,
                 )
             )

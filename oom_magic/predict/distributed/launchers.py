@@ -35,7 +35,7 @@ def _process_of(run: Run, num_processes: int) -> Iterator[Job]:
         if run.gpu.process_groups is None:  # what makes groups says it
             run.assume(
                 _(
-                    "process {rank} of the {num_processes} that are started here was followed",
+                    "process {rank} of the {num_processes} started here was followed",
                     rank=job.rank,
                     num_processes=num_processes,
                 )

@@ -136,7 +136,7 @@ def _alike(group: Any, tensors: Any, logger: Any = None) -> None:
 def _unknown_object(*_unused: Any, **__: Any) -> None:
     """Objects of another process (``recv_object_list``): neither they nor their sizes are known."""
     raise RuntimeError(
-        _("recv_object_list: what another process sends is known only there; a dry run follows one process")
+        _("recv_object_list: what another process sends is known only to that process; a dry run follows one process")
     )
 
 
@@ -219,8 +219,8 @@ def _stages_alone(module: ModuleType, run: Run) -> Patches:
         if self._user_meta.inputs is None:
             raise RuntimeError(
                 _(
-                    "stage {number} of the pipeline: what the stage before it sends is known only in its process; give"
-                    " PipelineStage input_args and output_args, or follow the process of stage 0",
+                    "pipeline stage {number}: what the previous stage sends is known only in its process; pass"
+                    " input_args and output_args to PipelineStage, or follow the process of stage 0",
                     number=self.stage_index,
                 )
             )

@@ -196,8 +196,8 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         if num_freed > 0:
             self.values.assume(
                 _(
-                    "tensors that only objects referring to each other hold are freed when Python's collector runs:"
-                    " here as CPython counts objects, which a real run may do some objects sooner or later"
+                    "tensors held only by reference cycles are freed when Python's garbage collector runs: here"
+                    " by CPython's object counts; a real run may collect a few objects earlier or later"
                 )
             )
 
@@ -370,8 +370,8 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         """
         num_bytes = max((sum(sizes) - max(sizes) for sizes in self._gradients_come.values()), default=0)
         text = _(
-            "the backward runs on a thread for each card; gradients that come before their turn can take up to"
-            " {num_bytes} more, as it happens",
+            "the backward pass runs on one thread per card; gradients that arrive early can take up to"
+            " {num_bytes} more, depending on timing",
             num_bytes=num_bytes,
         )
         return text if num_bytes else ""

@@ -111,8 +111,8 @@ class FakeMemory:
         if not 0 <= index < len(self.recorders):
             number = len(self.recorders)
             fix = ngettext(
-                "the pretend machine has one GPU, cuda:0; num_gpus={more} makes more of them.",
-                "the pretend machine has {count} GPUs, cuda:0 to cuda:{last}; num_gpus={more} makes more of them.",
+                "the pretend machine has one GPU, cuda:0; use num_gpus={more} for more.",
+                "the pretend machine has {count} GPUs, cuda:0 to cuda:{last}; use num_gpus={more} for more.",
                 number,
                 last=number - 1,
                 more=index + 1,

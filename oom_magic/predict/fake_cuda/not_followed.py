@@ -47,7 +47,7 @@ def _refused(name: str) -> Callable[..., Any]:
 
 
 def _words(name: str) -> str:
-    return _("{name} cannot be dry-run: a pretend card has nothing that it could use. Leave it out.", name=name)
+    return _("{name} cannot be dry-run: a pretend GPU has nothing for it to use. Leave it out.", name=name)
 
 
 def without_effect(assume: Callable[[str], None]) -> Patches:
@@ -83,8 +83,8 @@ def _settings_left(assume: Callable[[str], None]) -> Callable[[str], None]:
     def _set_allocator_settings(settings: str) -> None:
         assume(
             _(
-                "torch.cuda.memory._set_allocator_settings({settings!r}): not done; PYTORCH_CUDA_ALLOC_CONF in the"
-                " environment is what a dry run follows",
+                "torch.cuda.memory._set_allocator_settings({settings!r}): ignored; a dry run follows"
+                " PYTORCH_CUDA_ALLOC_CONF from the environment",
                 settings=settings,
             )
         )

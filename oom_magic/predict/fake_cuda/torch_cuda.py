@@ -92,7 +92,7 @@ class _Properties(SimpleNamespace):
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            _("get_device_properties().{name} is not known of the pretend {card}", name=name, card=self.name)
+            _("get_device_properties().{name} is unknown for the pretend {card}", name=name, card=self.name)
         )
 
 

@@ -205,8 +205,8 @@ class Loops:
             if is_users_file(file) and self._outcomes.get((file, number)) == {False}:
                 self._tell(
                     _(
-                        "this condition was met in none of the turns of its loop that were followed; what it guards is "
-                        "not seen (stop_after_steps=None, --steps all)"
+                        "this condition was true in none of the iterations of its loop that were followed; the"
+                        " code it guards is not seen (stop_after_steps=None or --steps all follows it)"
                     ),
                     SourceLine(cell_name(file), number, source_text(file, number)),
                 )
@@ -253,7 +253,7 @@ class Loops:
         for loop in self._inside_out()[:1]:
             if loop.seems_endless():
                 self._leave(
-                    loop, _("this loop goes on until a value that only the GPU knows says otherwise; it was left")
+                    loop, _("this loop runs until a value that only the GPU knows ends it; the dry run left it early")
                 )
 
     def _leave(self, loop: Loop, why: str = "", is_whole: bool = False) -> None:
@@ -263,9 +263,9 @@ class Loops:
         self._shortened.update(dict.fromkeys((file, one.line) for one in loop.conditions if one.matters))
         if loop.leave(is_whole):
             why = why or _(
-                "after three like steps (of a loop around such loops: two like turns) the rest of this loop is left "
-                "out, and what follows it is followed; what it does only in later turns is not seen "
-                "(stop_after_steps=None, --steps all)"
+                "after three similar steps (two similar iterations for a loop around such loops), the rest of"
+                " this loop is skipped and the code after it is followed; what only later iterations do is not"
+                " seen (stop_after_steps=None or --steps all follows it)"
             )
             number = loop.line[1]
             self._tell(why, SourceLine(cell_name(file), number, source_text(file, number)))
@@ -273,22 +273,23 @@ class Loops:
 
 def _about_evaluation() -> str:
     return _(
-        "after three like turns the rest of this loop, which trains nothing and keeps nothing, is left out but for "
-        "batches of other shapes (stop_after_steps=None, --steps all)"
+        "after three similar iterations, the rest of this loop, which neither trains nor keeps anything, is"
+        " skipped except for batches of other shapes (stop_after_steps=None or --steps all follows it)"
     )
 
 
 def _about_unlike_steps(loop: Loop) -> str:
     if loop.grown_bytes > 0:
         return _(
-            "each turn of this loop keeps more than the one before, the last {grown_bytes}: {num_turns} turns were "
-            "followed, and the rest is left out (stop_after_steps=None, --steps all)",
+            "each iteration of this loop keeps more memory than the one before, the last {grown_bytes} more:"
+            " {num_turns} iterations were followed and the rest skipped (stop_after_steps=None or --steps all"
+            " follows them)",
             grown_bytes=format_bytes(loop.grown_bytes),
             num_turns=loop.num_turns,
         )
     return _(
-        "the steps of this loop differ: {num_turns} turns were followed, and the rest is left out "
-        "(stop_after_steps=None, --steps all)",
+        "the steps of this loop differ: {num_turns} iterations were followed and the rest skipped"
+        " (stop_after_steps=None or --steps all follows them)",
         num_turns=loop.num_turns,
     )
 

@@ -105,8 +105,8 @@ class Recorder:
         if time.monotonic() > self._step_due:
             raise TimeoutError(
                 _(
-                    "No optimizer step in {seconds} seconds of this dry run. Does the loop call optimizer.step()? A"
-                    " smaller model, fewer layers or a shorter loop before it also help.",
+                    "No optimizer step within {seconds} seconds of this dry run. Does the loop call"
+                    " optimizer.step()? A smaller model, fewer layers or a shorter loop before it also help.",
                     seconds=STEP_LIMIT_SECONDS,
                 )
             )

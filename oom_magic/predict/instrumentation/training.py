@@ -342,8 +342,8 @@ class Training:
             seconds = max(stop_rule.FOLLOWING_SECONDS, round(self._deadline - self._start) // 2)
             self._gpu.values.assume(
                 _(
-                    "what follows three like steps was followed for {seconds} s of computing and left here; "
-                    "stop_after_steps=None (--steps all) follows it to its end",
+                    "the code after three similar steps was followed for {seconds} s of compute time and then"
+                    " skipped; stop_after_steps=None (--steps all) follows it to the end",
                     seconds=seconds,
                 )
             )

@@ -30,8 +30,8 @@ def only_one() -> Iterator[None]:
     if not _running.acquire(blocking=False):
         raise RuntimeError(
             _(
-                "A dry run is under way in this process; a dry run inside another, or beside it in a thread, is not "
-                "possible. Call the function itself instead."
+                "A dry run is already running in this process; dry runs cannot be nested or run in parallel"
+                " threads. Call the function itself instead."
             )
         )
     try:

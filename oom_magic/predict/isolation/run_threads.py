@@ -192,7 +192,9 @@ class RunThreads:
 
     def _say_who_waited(self, names: list[str]) -> None:
         for name in names:
-            self._assume(_("thread `{name}` of yours waited: what the dry run hands to it is real", name=name))
+            self._assume(
+                _("thread `{name}` of yours was waiting: what the dry run passes to it takes real effect", name=name)
+            )
 
     def wait(self) -> None:
         """Wait for threads and tasks, for some seconds."""

@@ -196,20 +196,18 @@ class TensorExchange:
             if not _is_plain(tensor):
                 kind = _kind(tensor)
                 if id(tensor) in names:
-                    assume(
-                        _("`{name}` stays real: {kind} tensors are not exchanged in a dry run", name=name, kind=kind)
-                    )
+                    assume(_("`{name}` stays real: a dry run cannot fake {kind} tensors", name=name, kind=kind))
                 if not _has_own_data(tensor):
                     continue
-                reason = _("{kind} tensors are not exchanged", kind=kind)
+                reason = _("{kind} tensors cannot be faked", kind=kind)
             elif others is not None and is_others:
                 reason = _("thread {name} uses it", name=others.named)
                 self.gpu.used_elsewhere.add(identity(tensor))
             else:
                 reason = _("PyTorch holds a weak reference to it, as compiled code and retain_grad() do")
-                assume(_("`{name}` stays real: {reason}, so it cannot be exchanged", name=name, reason=reason))
+                assume(_("`{name}` stays real and cannot be faked: {reason}", name=name, reason=reason))
             self.gpu.untouchable[identity(tensor)] = _(
-                "{name} is the real one, since {reason}", name=name, reason=reason
+                "{name} is the real tensor, because {reason}", name=name, reason=reason
             )
             if tensor.is_leaf and tensor.requires_grad and not is_others:
                 journal.record(functools.partial(_restore_grad, tensor, tensor.grad))
@@ -368,8 +366,8 @@ def _refuse_backward(name: str, _grad: torch.Tensor) -> None:
     """A hook of a tensor that stayed real: beyond it the backward would be a real one, and use up the graph."""
     raise RuntimeError(
         _(
-            "{name} is the real one, and so is what it was computed from: a dry run cannot go backward through it."
-            " Compute it in the run, or detach it.",
+            "{name} is the real tensor, and so is what it was computed from: a dry run cannot run backward"
+            " through it. Compute it in the run, or detach it.",
             name=name,
         )
     )
@@ -386,7 +384,7 @@ def _fix_for_host(pairs: list[ExchangedPair], namespaces: list[dict[str, Any]], 
         sharing = [one.tensor for one in pairs if one.tensor.untyped_storage()._cdata == key]
     name = find_name(sharing, namespaces)
     return name and _(
-        " `{name}` was made on the CPU before the dry run: move it with .to('cuda'), or make it in the run.",
+        " `{name}` was created on the CPU before the dry run: move it with .to('cuda'), or create it in the run.",
         name=name,
     )
 

@@ -200,7 +200,10 @@ def _compute(
     if not is_by_cudnn(tensor, weight, transposed, stride, dilation, groups):
         return
     call.gpu.values.assume(
-        _("convolutions: what cuDNN's algorithms take inside is known as a range only, and not in the exact figures")
+        _(
+            "convolutions: the workspaces of cuDNN's algorithms are known only as a range and are not in the"
+            " exact figures"
+        )
     )
     if transposed:  # a forward is cuDNN's gradient of the image, and the other way round
         tensor, made = made, tensor

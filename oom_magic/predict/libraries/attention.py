@@ -58,7 +58,7 @@ def _flash_attn_varlen_func(
 
 
 def _flash_attn_with_kvcache(*args: Any, **kwargs: Any) -> Any:
-    raise NotImplementedError(_("flash_attn_with_kvcache serves generation only; a dry run has no stand-in for it."))
+    raise NotImplementedError(_("flash_attn_with_kvcache is for generation only; a dry run has no substitute for it."))
 
 
 def _index_first_axis(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -140,7 +140,7 @@ def _at_request(module: ModuleType, run: Run) -> Iterator[None]:
                     if not hasattr(flash, "lazy_import_flash_attention"):  # it is then looked up on import only
                         with _a_cuda_build():
                             importlib.reload(flash)
-                    run.assume(_("flash_attn is not installed here; PyTorch's flash attention takes its place"))
+                    run.assume(_("flash_attn is not installed here; PyTorch's flash attention is used instead"))
                 for name, missing in _models_without(flash):
                     stack.enter_context(_restored(vars(sys.modules[name])))
                     vars(sys.modules[name]).update(missing)
@@ -249,8 +249,8 @@ def _traced_apart(original: Callable[..., Any]) -> Callable[..., Any]:
         if any(one.requires_grad for one in (*joint.parameters(), *joint.buffers(), *captured)):
             raise NotImplementedError(
                 _(
-                    "flex_attention: a tensor that its score_mod captures is trained, which a dry run follows only"
-                    " inside torch.compile."
+                    "flex_attention: a tensor captured by its score_mod requires gradients, which a dry run"
+                    " supports only inside torch.compile."
                 )
             )
         return forward, joint

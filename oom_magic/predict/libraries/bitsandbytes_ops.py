@@ -114,8 +114,8 @@ def _get_paged(run: Run) -> Kernel:
     def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
         run.assume(
             _(
-                "the state of a paged optimizer is managed memory, which CUDA moves between host and GPU; it is"
-                " outside PyTorch's allocator and not counted"
+                "the state of a paged optimizer is in managed memory, which CUDA moves between host and GPU; it"
+                " is outside PyTorch's allocator and not counted"
             )
         )
         state: Any = fake_on_host(run.gpu, shape, dtype)

@@ -65,7 +65,9 @@ def _configurations(module: ModuleType, run: Run) -> Patches:
         preset = config_for_hub_id(str(name))
         if preset is None:
             raise OSError(_unknown(name)) from error
-        run.assume(_("{name}: the configuration is the preset's, since none is in the local cache", name=name))
+        run.assume(
+            _("{name}: the preset's configuration was used, because there is none in the local cache", name=name)
+        )
         with run.isolation.scope.outside(), TemporaryDirectory() as folder:
             Path(folder, "config.json").write_text(json.dumps(with_layers_as_asked(preset)))
             return original(cls, folder, **kwargs)
@@ -128,7 +130,9 @@ def _load(cls: Any, original: Callable[..., Any], run: Run, name: Any, args: Any
     config, kwargs = _configuration_of(cls, name, kwargs)
     quantized = getattr(config, "quantization_config", None)
     if quantized is not None and kwargs.get("quantization_config") is None:
-        run.assume(_("{name}: weights saved quantized are taken to be quantized while they are loaded", name=name))
+        run.assume(
+            _("{name}: weights saved in quantized form are assumed to be quantized while they are loaded", name=name)
+        )
         kwargs["quantization_config"] = _as_object(quantized)
         del config.quantization_config
     weights = _weights_of(cls, config, args, run)
@@ -179,10 +183,10 @@ def _weights_of(cls: Any, config: Any, args: Any, run: Run) -> dict[str, torch.T
     }
     shown = str(dtype).removeprefix("torch.")
     name = cls.__name__
-    run.assume(_("{name}: weights are not read; {dtype} was taken as their type on disk", name=name, dtype=shown))
+    run.assume(_("{name}: weights are not read; their dtype on disk was assumed to be {dtype}", name=name, dtype=shown))
     if any(getattr(config, name, None) for name in _EXPERTS):
         run.assume(
-            _("{name}: experts are taken to be joined on disk; joining them while they load takes more", name=name)
+            _("{name}: experts are assumed to be fused on disk; fusing them while loading takes more", name=name)
         )
     return weights
 
@@ -204,9 +208,9 @@ def _loaded_ahead(module: ModuleType, run: Run) -> Patches:
             if _is_quantizing:
                 run.assume(
                     _(
-                        "transformers loads weights in threads while others are quantized; the worst case was taken, "
-                        "in which all are on the GPU before the first is quantized "
-                        "(HF_DEACTIVATE_ASYNC_LOAD=1 avoids it)"
+                        "transformers loads weights in threads while others are quantized; the worst case was"
+                        " assumed, in which all are on the GPU before the first is quantized"
+                        " (HF_DEACTIVATE_ASYNC_LOAD=1 avoids it)"
                     )
                 )
 
@@ -244,7 +248,7 @@ def _adapters(module: ModuleType, run: Run) -> Patches:
                 raise
         model, name = loading[-1]
         text = _(
-            "{name}: no file of the adapter's weights is there; their type was taken to be the model's", name=model_id
+            "{name}: no file of adapter weights was found; their dtype was assumed to be the model's", name=model_id
         )
         run.assume(text)
         state = module.get_peft_model_state_dict(model, adapter_name=name)
@@ -280,7 +284,7 @@ def _not_done(criterion: Callable[..., Any], run: Run) -> Callable[..., Any]:
         with DisableTorchFunction():
             values = run.gpu.values
             if isinstance(done, torch.Tensor) and (values.get(done) is None or values.assumption_about([done])):
-                run.assume(_("generation: no sequence ends before the greatest length"))
+                run.assume(_("generation: every sequence is assumed to reach the maximum length"))
                 values.put(done, torch.zeros(done.shape, dtype=done.dtype))
         return done
 

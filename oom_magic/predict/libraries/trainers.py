@@ -48,7 +48,7 @@ def _notebook_launcher(module: ModuleType, run: Run) -> Patches:
     def are_libraries_initialized(*names: str) -> list[str]:
         found = find(*names)
         for name in found:
-            text = _("notebook_launcher starts no processes on a GPU where {name} was imported before it", name=name)
+            text = _("notebook_launcher cannot start processes on a GPU after {name} has been imported", name=name)
             run.assume(text)
         return []
 
@@ -111,7 +111,7 @@ def _evaluations(module: ModuleType, run: Run) -> Patches:
             seen.add(id(state))
             run.assume(
                 _(
-                    "Trainer evaluates every {steps} steps; the third stands for the first of them",
+                    "Trainer evaluates every {steps} steps; the third step stands in for the first of them",
                     steps=state.eval_steps,
                 )
             )

@@ -48,7 +48,9 @@ def find_fallback(error: Exception) -> _Fallback | None:
 def _run_sized_by_values(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The outputs of an operator such as ``torchvision::nms``, as long as its first tensor."""
     name = func.name()
-    gpu.values.assume(_("{name}: its result's size depends on values; taken to be that of its first tensor", name=name))
+    gpu.values.assume(
+        _("{name}: the size of its result depends on values; assumed to be that of its first tensor", name=name)
+    )
     with set_ctx_getter(lambda: _AsLongAs(_first_tensor(args, kwargs))):
         return singleton.find(name).fake_impl.kernel(*args, **kwargs)
 
@@ -68,7 +70,7 @@ def _run_without_kernel(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...]
     if func.namespace in ("aten", "prims", "quantized"):
         raise NotImplementedError(
             _(
-                "{name} cannot be dry-run: PyTorch does not tell the shape of its result without data. Tell it"
+                "{name} cannot be dry-run: PyTorch cannot infer the shape of its result without data. Specify it"
                 ' with @torch.library.register_fake("{name}"), or leave the operator out of the dry run.',
                 name=name,
             )
@@ -76,8 +78,8 @@ def _run_without_kernel(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...]
     first = _first_tensor(args, kwargs)
     gpu.values.assume(
         _(
-            "{name} has no fake kernel; its results were taken to be like its first tensor"
-            ' (@torch.library.register_fake("{name}") tells their true shape)',
+            "{name} has no fake kernel; its results were assumed to be like its first tensor"
+            ' (@torch.library.register_fake("{name}") specifies their true shape)',
             name=name,
         )
     )
@@ -119,7 +121,7 @@ def storage_under(tensor: torch.Tensor) -> torch.UntypedStorage:
                 return tensor._values().untyped_storage()
         raise NotImplementedError(
             _(
-                "{layout} tensors are not followed in a dry run; use dense ones, or torch.sparse_coo.",
+                "{layout} tensors are not supported in a dry run; use dense ones, or torch.sparse_coo.",
                 layout=tensor.layout,
             )
         ) from None

@@ -69,8 +69,8 @@ def _choose(
     raise RuntimeError(  # not a NotImplementedError: NestedTensor.__torch_function__ would catch that
         _(
             "scaled_dot_product_attention of these nested tensors cannot be dry-run: neither flash attention nor"
-            " the memory-efficient kernel takes them, and what other kernels take for rows of several lengths is"
-            " not followed. Pad them (torch.nested.to_padded_tensor), or leave it out of the dry run."
+            " the memory-efficient kernel supports them, and what other kernels take for rows of different"
+            " lengths is not modeled. Pad them (torch.nested.to_padded_tensor), or leave it out of the dry run."
         )
     )
 

@@ -38,7 +38,7 @@ def run_sparse(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...], kwargs:
             return _of_values(func, args, kwargs)
     raise NotImplementedError(
         _(
-            "{operator} of a sparse tensor is not followed in a dry run; use dense ones there (.to_dense()).",
+            "{operator} of a sparse tensor is not supported in a dry run; use a dense one there (.to_dense()).",
             operator=func.name(),
         )
     )
@@ -88,8 +88,8 @@ def _coalesced(gpu: FakeDevice, tensor: torch.Tensor) -> torch.Tensor:
         return _made(tensor, indices.clone(), values.clone(), True)
     gpu.values.assume(
         _(
-            "a sparse tensor is coalesced: what CUDA's sort takes meanwhile is two copies of indices and order here, "
-            "which is near but not exact"
+            "coalescing a sparse tensor: the scratch memory of CUDA's sort is taken as two copies of the indices"
+            " and the order, which is close but not exact"
         )
     )
     known = gpu.values.get(indices)
@@ -161,9 +161,7 @@ def _intersected(sparse: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 def _product(gpu: FakeDevice, sparse: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
     """``s_addmm_out_sparse_dense_cuda``: rows as in CSR, 32-bit indices, and the output."""
-    gpu.values.assume(
-        _("a sparse matrix product: what cuSPARSE takes for itself is decided at run time and not counted")
-    )
+    gpu.values.assume(_("a sparse matrix product: cuSPARSE decides its own workspace at run time; it is not counted"))
     indices, _values = _parts(sparse if sparse.is_coalesced() else _coalesced(gpu, sparse))
     out = dense.new_empty((sparse.shape[0], dense.shape[1]))
     rows, columns = indices[0].to(torch.int32), indices[1].to(torch.int32)
@@ -203,7 +201,7 @@ def _bag_backward(gpu: Any, func: OpOverload, args: tuple[Any, ...], kwargs: dic
     with gpu:
         if is_sparse_:
             gpu.values.assume(
-                _("EmbeddingBag: its sparse gradient is taken to be copied when it is kept: an upper bound")
+                _("EmbeddingBag: its sparse gradient is assumed to be copied when it is stored: an upper bound")
             )
             return aten._embedding_bag_sparse_backward(
                 gradient, indices, offsets, offset2bag, bag_size, num_weights, scale, mode, *rest, **kwargs

@@ -104,7 +104,7 @@ def checked_number(number: Any, name: str) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         values = {"name": name, "number": number}
         raise ValueError(
-            _("{name}={number!r} is no count; give a whole number of 1 or more, such as {name}=2.", **values)
+            _("{name}={number!r} is not a valid count; give a whole number of 1 or more, such as {name}=2.", **values)
         )
     return number
 
@@ -120,7 +120,7 @@ def counted(name: str, num_gpus: int | None = None) -> tuple[int | None, str]:
     number = int(found[1])
     if num_gpus not in (None, 1, number):
         values = {"asked": num_gpus, "gpu": name, "number": number}
-        raise ValueError(_("num_gpus={asked}, but {gpu!r} names {number}; give one of them.", **values))
+        raise ValueError(_("num_gpus={asked}, but {gpu!r} names {number}; give only one of them.", **values))
     return number, found[2]
 
 

@@ -76,10 +76,12 @@ class Hardware:
         num_cards = checked_number(number, "num_gpus")
         if job is not None and 1 < num_cards < job.num_processes:
             counts = {"processes": job.num_processes, "cards": number}
-            raise ValueError(_("{processes} processes take a card each, and {cards} are given; give more.", **counts))
+            raise ValueError(
+                _("{processes} processes need one card each, but only {cards} are given; give more.", **counts)
+            )
         num_cards = max(num_cards, 1 if job is None else job.num_processes)
         if num_cards > _MOST_CARDS:
-            raise ValueError(_("{number} GPUs: at most {most} are followed.", number=num_cards, most=_MOST_CARDS))
+            raise ValueError(_("{number} GPUs: at most {most} are supported.", number=num_cards, most=_MOST_CARDS))
         return cls(card, total_bytes, num_cards, job, settings)
 
     @property
@@ -98,14 +100,14 @@ class Hardware:
         if card is None and num_cards > 1:
             raise ValueError(
                 _(
-                    "{num_cards} cards: sizes are those of one; name it: {known} (the cards of om.dry_run tell"
-                    " which is full).",
+                    "{num_cards} cards: sizes are those of one card; choose it: {known} (the report of om.dry_run"
+                    " shows in .cards which one is full).",
                     num_cards=num_cards,
                     known=known,
                 )
             )
         if card is not None and card not in range(num_cards):
-            raise ValueError(_("card={card!r} is not there; give one of {known}.", card=card, known=known))
+            raise ValueError(_("card={card!r} does not exist; give one of {known}.", card=card, known=known))
         return card or 0
 
 

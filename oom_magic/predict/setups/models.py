@@ -138,7 +138,7 @@ def make_config(model_type: str, settings: dict[str, Any]) -> Any:
     except ValueError:
         raise ValueError(
             _(
-                "transformers {version} does not know the architecture {model_type!r}; a newer one does: pip"
+                "transformers {version} does not know the architecture {model_type!r}; a newer version does: pip"
                 " install -U transformers.",
                 version=transformers.__version__,
                 model_type=model_type,

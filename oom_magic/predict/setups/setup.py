@@ -199,7 +199,7 @@ class TrainingSetup(Result):
                 offer = ", ".join(known)
                 raise TypeError(
                     _(
-                        "dry_run() of a TrainingSetup has no option {name!r}, only {offer}; fields are changed with"
+                        "dry_run() of a TrainingSetup has no option {name!r}, only {offer}; change fields with"
                         " replace().",
                         name=name,
                         offer=offer,
@@ -232,7 +232,7 @@ class TrainingSetup(Result):
         for name in ("gpu", "memory", "num_gpus", "num_processes"):
             if name in ranges:
                 raise ValueError(
-                    _("{name} is no size of the run: use setup.replace({name}=...).sizes(...).", name=name)
+                    _("{name} is not a size of the run: use setup.replace({name}=...).sizes(...).", name=name)
                 )
         _check_names(ranges)
 

@@ -317,7 +317,7 @@ class _Writer:
     def data(self) -> list[str]:
         """A generator of random batches."""
         count = _NUM_STEPS * self.setup.gradient_accumulation_steps
-        head = ["# Random batches stand for your data: put your own DataLoader here.", "def data_loader():"]
+        head = ["# Random batches stand in for your data: use your own DataLoader here.", "def data_loader():"]
         return [*head, f"    for _ in range({count}):", *(f"        {line}" for line in self._batch())]
 
     def _batch(self) -> list[str]:
@@ -366,7 +366,7 @@ class _Writer:
         body.append("scaler.scale(loss).backward()" if is_scaled else "loss.backward()")
         if self.has_adapter and setup.activation_checkpointing:
             # PEFT makes the first hidden state a leaf that collects a gradient; the graph holds both.
-            body.append("loss = loss.detach()  # lets go of the graph before the next forward")
+            body.append("loss = loss.detach()  # frees the graph before the next forward pass")
         step = self._step(is_scaled)
         body += [f"if step % {count} == 0:", *_indented(step)] if is_accumulated else step
         head = "for step, batch in enumerate(data_loader(), 1):" if is_accumulated else "for batch in data_loader():"

@@ -172,8 +172,8 @@ class Steps:
     def text(self, names: Sequence[str]) -> str:
         """What it does, in words."""
         return ngettext(
-            "{name}: with each value, traced when it is first asked for",
-            "{name}: with each {count} values, traced when it is first asked for",
+            "{name}: at each value, traced when first needed",
+            "{name}: every {count} values, traced when first needed",
             self.width,
             name=names[self.argument],
         )
@@ -400,8 +400,8 @@ class Explorer:
         piece = self._piece(region, ours, self._fit(region, ours, _NUM_SPARE))
         difference = piece.structure.difference(other.structure)
         text = _(
-            "what the function does changes with its arguments in a way that is not followed ({difference});"
-            " reports are of dry runs made there, maps and quick peaks close only",
+            "the function's behavior changes with its arguments in a way that is not modeled ({difference});"
+            " reports come from dry runs at those points, maps and quick peaks are only close",
             difference=difference,
         )
         return replace(piece, assumptions=(*piece.assumptions, Assumption(text)), is_followed=False)
@@ -493,8 +493,8 @@ def _said(structure: Structure, inexact: IntArray) -> Iterator[Assumption]:
     timeline = structure.timeline
     for operator, line in dict.fromkeys((int(timeline.operator[at]), int(timeline.line[at])) for at in inexact):
         text = _(
-            "some sizes of {operator} follow no polynomial of the arguments; reports are of dry runs made there, maps"
-            " and quick peaks close only",
+            "some sizes of {operator} are not polynomials of the arguments; reports come from dry runs at those"
+            " points, maps and quick peaks are only close",
             operator=timeline.operators[operator],
         )
         yield Assumption(text, timeline.lines[line] if line else None)

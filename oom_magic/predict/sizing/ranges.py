@@ -70,7 +70,7 @@ class Ranges:
         if missing:
             example = ", ".join(f"{name}={self.lowest(name)!r}" for name in missing)
             names = ", ".join(missing)
-            raise TypeError(_("{names} must be given too, such as {example}.", names=names, example=example))
+            raise TypeError(_("{names} must also be given, such as {example}.", names=names, example=example))
 
     def check_value(self, name: str, value: int) -> None:
         """Raise ValueError unless ``value`` is on the axis ``name``."""
@@ -111,7 +111,7 @@ def _axis(name: str, given: tuple[Any, ...]) -> IntArray:
     if high - low < step:
         values = {"name": name, "given": given, "low": low}
         raise ValueError(
-            _("{name}={given!r} has one value only; give {name}={low} to fix it, or a wider range.", **values)
+            _("{name}={given!r} has only one value; give {name}={low} to fix it, or a wider range.", **values)
         )
     if (high - low) // step >= _MOST_VALUES:
         fewer = 10 ** len(str((high - low) // _MOST_VALUES))
@@ -156,7 +156,9 @@ def _on_axis(name: str, value: Any, axis: IntArray) -> int:
         raise ValueError(_("{name}={value!r} is outside its range, {first} to {last}; trace a wider one.", **values))
     closest = _("{most} and {last}", most=axis[at - 1], last=axis[at])
     values = {"name": name, "value": value, "closest": closest}
-    raise ValueError(_("{name}={value!r} is between the steps of its range; the closest are {closest}.", **values))
+    raise ValueError(
+        _("{name}={value!r} is between the steps of its range; the closest values are {closest}.", **values)
+    )
 
 
 def _check_names(fn: Callable[..., Any], given: Mapping[str, Any]) -> None:
@@ -175,7 +177,7 @@ def _check_names(fn: Callable[..., Any], given: Mapping[str, Any]) -> None:
             raise TypeError(_("{label} has no argument {name!r}{offer}", label=label(fn), name=name, offer=offer))
     missing = [name for name in known if name not in given and parameters[name].default is inspect.Parameter.empty]
     if missing:
-        what = _("{label} needs {names} too", label=label(fn), names=", ".join(missing))
+        what = _("{label} also needs {names}", label=label(fn), names=", ".join(missing))
         text = _(
             "{what}; give a range such as {name}=(1, 64), a list of choices, or a value.", what=what, name=missing[0]
         )

@@ -252,7 +252,7 @@ class Sizes(Result):
         self.ranges.check_names(rest, but=name)
         if name not in self.ranges.axes:
             names = ", ".join(self.ranges.axes)
-            raise TypeError(_("{name!r} has no range to search; these do: {names}.", name=name, names=names))
+            raise TypeError(_("{name!r} has no range to search; these have one: {names}.", name=name, names=names))
         axis = self.ranges.axes[name]
         setting, at = self.ranges.locate({**rest, name: int(axis[0])})
         position = list(self.ranges.axes).index(name)
@@ -423,7 +423,10 @@ class Sizes(Result):
         if difference is not None:
             values = {"call": self.runs.call(place), "difference": difference}
             raise ValueError(
-                _("{call} does not do the same twice ({difference}); make it deterministic, with a seed say.", **values)
+                _(
+                    "{call} does not do the same twice ({difference}); make it deterministic, for example with a seed.",
+                    **values,
+                )
             )
 
 

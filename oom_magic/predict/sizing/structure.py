@@ -84,7 +84,7 @@ class Structure:
             differs |= named[0] != named[1]
         position = int(differs.argmax()) if differs.any() else length
         return _(
-            "event {position}: {one} against {another}",
+            "event {position}: {one} vs. {another}",
             position=position,
             one=self._event(position),
             another=other._event(position),
@@ -94,7 +94,7 @@ class Structure:
         if position >= self.timeline.num_events:
             return _("the end")
         event = int(self.timeline.order[position])
-        return self.place(event) if event >= 0 else _("a free of what {place} took", place=self.place(~event))
+        return self.place(event) if event >= 0 else _("freeing what {place} allocated", place=self.place(~event))
 
 
 def sizing_numbers(requested_bytes: IntArray, expressions: Mapping[int, SizeExpression]) -> IntArray:

@@ -26,7 +26,10 @@ OF_SETTINGS = (
 _SMALLEST_SPLIT = 32  # MiB: more than PyTorch's small segments
 _CODE: Mapping[str, tuple[str, str]] = {
     "webui_medvram": ("COMMANDLINE_ARGS=--medvram   # in webui-user.sh or webui-user.bat; then --lowvram", "bash"),
-    "rapids_pool": ("rmm.reinitialize(pool_allocator=True, maximum_pool_size=MORE)   # MORE: more than now", "python"),
+    "rapids_pool": (
+        "rmm.reinitialize(pool_allocator=True, maximum_pool_size=MORE)   # MORE: a larger number than now",
+        "python",
+    ),
     "attention_slices": ("pipe.enable_attention_slicing()", "python"),
     "comfy_attention": ("python main.py --use-split-cross-attention", "bash"),
     "comfy_cache_none": ("python main.py --cache-none", "bash"),
@@ -55,10 +58,10 @@ _CODE: Mapping[str, tuple[str, str]] = {
         "state = get_model_state_dict(model, options=options)  # torch.distributed.checkpoint.state_dict", "python",
     ),
     "rapids_managed": ("rmm.reinitialize(managed_memory=True)", "python"),
-    "cupy_limit": ("cupy.get_default_memory_pool().set_limit(size=MORE)   # MORE: more than now", "python"),
+    "cupy_limit": ("cupy.get_default_memory_pool().set_limit(size=MORE)   # MORE: a larger number than now", "python"),
     "cupy_free": ("cupy.get_default_memory_pool().free_all_blocks()", "python"),
     "paddle_fraction": (
-        "export FLAGS_fraction_of_gpu_memory_to_use=LESS   # LESS: less than now (0.92 unless set)", "bash",
+        "export FLAGS_fraction_of_gpu_memory_to_use=LESS   # LESS: a smaller number than now (0.92 unless set)", "bash",
     ),
     "pod_memory": ("resources:\n  limits:\n    memory: MORE", "yaml"),
     "unpin": ("loader = DataLoader(dataset, batch_size=batch_size, pin_memory=False)", "python"),
@@ -67,14 +70,17 @@ _CODE: Mapping[str, tuple[str, str]] = {
         "Trainer(..., preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(dim=-1))", "python",
     ),
     "collect_on_host": ("predictions.append(output.cpu())", "python"),
-    "detach_state": ("hidden = hidden.detach()   # at the start of each turn", "python"),
-    "no_retain_graph": ("loss.backward()   # without retain_graph=True; sum losses of one graph first", "python"),
+    "detach_state": ("hidden = hidden.detach()   # at the start of each iteration", "python"),
+    "no_retain_graph": (
+        "loss.backward()   # without retain_graph=True; first sum the losses that share a graph",
+        "python",
+    ),
     "map_location_cpu": (
         'checkpoint = torch.load(path, map_location="cpu")\nmodel.load_state_dict(checkpoint["model"])\ndel '
         'checkpoint', "python",
     ),
     "relaxed_limits": ("export UR_L0_USE_RELAXED_ALLOCATION_LIMITS=1", "bash"),
-    "mps_watermark": ("export PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0   # the Mac may then swap or stall", "bash"),
+    "mps_watermark": ("export PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0   # the Mac may then swap or freeze", "bash"),
     "load_low_ram": ("model = AutoModel.from_pretrained(name, dtype=torch.bfloat16, low_cpu_mem_usage=True)", "python"),
 }  # fmt: skip
 
@@ -105,7 +111,9 @@ def _split_size(diagnosis: Diagnosis) -> str:
     asked = 0 if failure is None else (failure.requested_bytes or 0) // MIB
     size = 1 << asked.bit_length() - 1 if asked >= _SMALLEST_SPLIT else 0
     line = "set PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:"
-    return f"{line}{size}   # below the {asked} MiB asked for" if size else f"{line}LESS   # LESS: below the request"
+    return (
+        f"{line}{size}   # below the {asked} MiB requested" if size else f"{line}LESS   # LESS: less than the request"
+    )
 
 
 def setting_of(key: str, diagnosis: Diagnosis) -> dict[str, str]:

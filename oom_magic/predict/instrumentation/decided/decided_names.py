@@ -211,17 +211,19 @@ def decided_sentence(decided: Sequence[DecidedNames]) -> str:
     if not decisions:
         placed = [name for one in decided for name in one.placed]
         return ngettext(
-            "{names} is on the CPU as there is no GPU here; with one it is there, as followed here",
-            "{names} are on the CPU as there is no GPU here; with one they are there, as followed here",
+            "{names} is on the CPU because there is no GPU here; the dry run puts it on the GPU, as with one",
+            "{names} are on the CPU because there is no GPU here; the dry run puts them on the GPU, as with one",
             len(placed),
             names=joined([f"`{name}`" for name in placed]),
         )
     names, before, now = ([get(one) for one in decisions] for get in (_name, _before, _now))
     return ngettext(
-        "{names} was decided as {before} before the dry run, as there is no GPU here; with one it is {now}, as followed"
-        " here",
-        "{names} were decided as {before} before the dry run, as there is no GPU here; with one they are {now}, as"
-        " followed here",
+        "{names} was set to {before} before the dry run because there is no GPU here; the dry run uses {now}, as"
+        " on a GPU",
+        (
+            "{names} were set to {before} before the dry run because there is no GPU here; the dry run uses {now}, as"
+            " on a GPU"
+        ),
         len(decisions),
         names=joined(names),
         before=joined(before),
@@ -232,8 +234,8 @@ def decided_sentence(decided: Sequence[DecidedNames]) -> str:
 def undecided_sentence(names: Sequence[str]) -> str:
     """The report's sentence about names that were not decided anew."""
     return ngettext(
-        "{names} stays as it was decided without a GPU: code on another thread reads it",
-        "{names} stay as they were decided without a GPU: code on another thread reads them",
+        "{names} stays as set without a GPU, because code on another thread reads it",
+        "{names} stay as set without a GPU, because code on another thread reads them",
         len(names),
         names=joined([f"`{name}`" for name in names]),
     )

@@ -217,7 +217,7 @@ class Boundary:
         host = host.decode() if isinstance(host, bytes) else host
         if not _is_here(host) and not (event == "socket.getaddrinfo" and _is_number(host)):
             self._assume(_("{event}({host!r}): refused; a dry run sends nothing", event=event, host=host))
-            text = _("{host}: a dry run reaches nothing beyond this machine; the call was not made", host=host)
+            text = _("{host}: a dry run connects to nothing outside this machine; the call was not made", host=host)
             raise UnreachableError(text)
 
     def _refuse(self, event: str, what: Any) -> None:
@@ -226,8 +226,8 @@ class Boundary:
             self._assume(text)
         raise RefusedCallError(
             _(
-                "{event}({what!r}) was refused: a dry run changes nothing outside itself, and cannot pretend"
-                " this call. Leave it out, or run it outside the dry run.",
+                "{event}({what!r}) was refused: a dry run changes nothing outside itself, and cannot fake this"
+                " call. Leave it out, or run it outside the dry run.",
                 event=event,
                 what=what,
             )
@@ -274,7 +274,7 @@ class Boundary:
                 return usual(*args, **kwargs)
             name = f"{usual.__module__}.{usual.__qualname__}".replace("posix.", "os.")
             given = tuple(one for one in args if not isinstance(one, (Pool, ProcessPoolExecutor)))
-            self._assume(_("{name}{args}: not done, as it could not be undone", name=name, args=given))
+            self._assume(_("{name}{args}: skipped, because it could not be undone", name=name, args=given))
             return usual(0) + args[0] if usual.__name__ == "nice" else None
 
         return unchanged
@@ -291,7 +291,7 @@ class Boundary:
             is_own = whose in ([], [0], [os.getpid()])
             if not is_own or limits[1] != upper:
                 name = f"resource.{usual.__name__}"
-                self._assume(_("{name}{args}: not done, as it could not be undone", name=name, args=args))
+                self._assume(_("{name}{args}: skipped, because it could not be undone", name=name, args=args))
             return usual(*whose, kind, (limits[0], upper)) if is_own else resource.getrlimit(kind)
 
         return limited
@@ -310,7 +310,7 @@ class Boundary:
             if not self._scope.applies() or not is_users_file(sys._getframe(1).f_code.co_filename):
                 return usual(*args, **kwargs)  # a library's that stays loaded
             name = f"{usual.__module__}.{usual.__name__}".replace("posix.", "os.")
-            self._assume(_("{name}: nothing is registered that is called after the dry run", name=name))
+            self._assume(_("{name}: not registered, because it would be called after the dry run", name=name))
             return args[0] if args else None
 
         return register
@@ -321,7 +321,7 @@ class Boundary:
         def answered(*args: Any) -> Any:
             if not self._scope.applies() or sys._getframe(1).f_globals is vars(os):
                 return usual(*args)
-            self._assume(_("os.{name}{args}: not done", name=usual.__name__, args=args))
+            self._assume(_("os.{name}{args}: skipped", name=usual.__name__, args=args))
             return None
 
         return answered
@@ -394,11 +394,11 @@ def _limits() -> Iterator[Callable[..., Any]]:
 
 
 def _not_run(command: Any) -> str:
-    return _("os.system({command!r}): not run; taken to succeed", command=command)
+    return _("os.system({command!r}): not run; assumed to succeed", command=command)
 
 
 def _not_started(command: str) -> str:
-    return _("program {command}: not started; taken to succeed without output", command=command)
+    return _("program {command}: not started; assumed to succeed without output", command=command)
 
 
 def _escapes() -> Iterator[Callable[[str], int]]:

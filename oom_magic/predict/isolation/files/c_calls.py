@@ -177,12 +177,12 @@ def c_calls_answered(
     """While a dry run lasts. ``calls`` are the layer's own functions by the name of ``os``'s, ``functions`` those of C
     that somebody looked up before."""
     if not IS_KNOWN:
-        assume(_("files: on this system what C libraries open by themselves is not held back"))
+        assume(_("files: on this system, files that C libraries open themselves are not intercepted"))
         yield
         return
     served = _served()
     if served.of_files is None and any(numbers.written()):
-        assume(_("files opened before: on this system a write to a number is held back only if made by its usual name"))
+        assume(_("files opened before: on this system, only the usual calls that write to them are intercepted"))
     links = Links(served.stand_ins)
     answers = _Answers(tree, scope, numbers, calls, links.exchange)
 

@@ -154,7 +154,11 @@ class Descriptors:
         path = _name_of(number)
         if stat.S_ISREG(os.fstat(number).st_mode):
             self._assume(
-                _("descriptor {number} ({path}), opened before: the run uses a copy", number=number, path=path)
+                _(
+                    "descriptor {number} ({path}), opened before the dry run: the run uses a copy",
+                    number=number,
+                    path=path,
+                )
             )
             return private_copy(number, path, self._tree)
         self._assume(_sent_nowhere(number, path))
@@ -214,7 +218,9 @@ def is_waking(caller: types.FrameType | None) -> bool:
 
 def _sent_nowhere(number: int, path: str) -> str:
     return _(
-        "descriptor {number} ({path}), opened before: nothing is sent there or read from it", number=number, path=path
+        "descriptor {number} ({path}), opened before the dry run: nothing is written to it or read from it",
+        number=number,
+        path=path,
     )
 
 
@@ -251,7 +257,7 @@ def _sizes(buffers: Sequence[Any]) -> int:
 
 
 def _refused(*_unused: Any) -> Any:
-    raise ConnectionAbortedError(errno.ECONNABORTED, _("a dry run takes no connections of a socket opened before it"))
+    raise ConnectionAbortedError(errno.ECONNABORTED, _("a dry run accepts no connections on a socket opened before it"))
 
 
 # What methods of sockets return, by the socket's number and the arguments: all sent, nothing received.

@@ -251,7 +251,7 @@ class FileCalls:
         self._make(dst, dir_fd, NodeKind.LINK, lambda made: os.symlink(src, made, target_is_directory))
 
     def _mkfifo(self, path: Any, *_unused: Any, **__: Any) -> None:
-        raise PermissionError(errno.EPERM, _("a dry run makes no pipes and devices"), path)
+        raise PermissionError(errno.EPERM, _("a dry run creates no pipes or devices"), path)
 
     _mknod = _mkfifo
 
@@ -345,7 +345,7 @@ class FileCalls:
         follow = kwargs.get("follow_symlinks", True) and not name.startswith("l")
         node = self._node(path, kwargs.pop("dir_fd", None), follow)
         if node.kind is NodeKind.OTHER:
-            self._tree.note(_("os.{name}({path!r}): not done", name=name, path=path))
+            self._tree.note(_("os.{name}({path!r}): skipped", name=name, path=path))
             return
         function(self._tree.writable(node), *args, **kwargs)
 

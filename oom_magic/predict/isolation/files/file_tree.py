@@ -275,7 +275,7 @@ class FileTree:
             self.is_untouched = False
             hidden = self.find(self._private)
             self.put(hidden.parent, hidden.name, None)
-            self.note(_("files: what is written can be read back, and is gone when the dry run ends"))
+            self.note(_("files: what the dry run writes can be read back, and is discarded when it ends"))
 
     def new_name(self, name: str) -> str:
         """An unused real path with the suffix of the name, which some libraries check."""
@@ -299,7 +299,7 @@ class FileTree:
         elif num_bytes > COPIED_BYTES:
             raise OSError(
                 errno.EFBIG,
-                _("a dry run writes to a copy, and copies no file above {size_bytes}", size_bytes=COPIED_BYTES),
+                _("a dry run writes to a copy, and copies no file larger than {size_bytes}", size_bytes=COPIED_BYTES),
                 node.backing,
             )
         else:

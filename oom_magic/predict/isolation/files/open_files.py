@@ -75,14 +75,14 @@ def _refusals_explained() -> Iterator[None]:
         text = str(error)
         if "readonly database" in text:
             why = _(
-                "A dry run only reads a database that was opened before it and has over 16 MiB or an open transaction:"
-                " commit that, or connect to it in the cell."
+                "A dry run cannot write to a database that was opened before it and is larger than 16 MiB or has"
+                " an open transaction: commit it, or connect to it in the cell."
             )
             error.args = (f"{text}. {why}",)
         elif "is read-only" in text:
             why = _(
-                "A dry run only reads arrays of over 16 MiB and memory maps that were there before it: let the cell"
-                " write to a copy."
+                "A dry run cannot write to memory maps or arrays larger than 16 MiB that were created before it:"
+                " let the cell write to a copy."
             )
             error.args = (f"{text}. {why}",)
         raise
@@ -130,7 +130,12 @@ def _reachable(
             found[key] = wanted.pop(key)
         level = [one for one in level if not isinstance(one, FILES)]  # their parts are exchanged with them
     if level and wanted:
-        assume(_("your names lead to very many objects: files among the farthest may not have been found"))
+        assume(
+            _(
+                "your variables refer to very many objects: files held by the most deeply nested ones may have"
+                " been missed"
+            )
+        )
     return list(found.values())
 
 
@@ -232,10 +237,10 @@ def _file_restored(file: Any, tree: FileTree, assume: Callable[[str], None]) -> 
     position = _position(outer)
     is_on_disk = stat.S_ISREG(os.fstat(number).st_mode)
     if not is_on_disk:
-        assume(_("pipe {name!r}, opened before: nothing is sent there or read from it", name=state[0]))
+        assume(_("pipe {name!r}, opened before the dry run: nothing is written to it or read from it", name=state[0]))
     elif position is None:
         text = _(
-            "file {name!r}: it is being read line by line, and what the dry run reads of it is gone", name=state[0]
+            "file {name!r} is being read line by line: the lines that the dry run reads are consumed", name=state[0]
         )
         assume(text)
     saved, is_inherited = os.dup(number), os.get_inheritable(number)
@@ -305,7 +310,7 @@ def _database_restored(connection: Any, assume: Callable[[str], None]) -> Iterat
     except Exception:  # closed, or another thread's
         yield
         return
-    assume(_("a SQLite connection opened before the dry run can only be read in it"))
+    assume(_("a SQLite connection opened before the dry run is read-only in it"))
     try:
         yield
     finally:

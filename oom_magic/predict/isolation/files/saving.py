@@ -88,7 +88,7 @@ def restored_tensor(
 ) -> torch.Tensor:
     """Called when a pickle is read: the tensor on the device that ``torch.load`` was given, else where it was."""
     if not _current:
-        raise RuntimeError(_("This was saved in a dry run, has no values, and can be read in a dry run only."))
+        raise RuntimeError(_("This was saved in a dry run: it has no values and can only be read in a dry run."))
     location = storage.location
     device = _Load.current.device(location) if _Load.current is not None else torch.device(location)
     made = storage.memory(_current[-1], device).view(dtype).as_strided(size, stride, offset)

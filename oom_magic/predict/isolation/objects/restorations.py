@@ -365,7 +365,7 @@ def _of_map(one: mmap.mmap, room: int) -> Restoration:
         raise LargeMapError(
             _(
                 "A writable mmap of yours has {size}: more than a dry run copies. Open it with"
-                " access=mmap.ACCESS_READ or ACCESS_COPY, or delete its name.",
+                " access=mmap.ACCESS_READ or ACCESS_COPY, or delete the variable.",
                 size=format_bytes(size),
             )
         )

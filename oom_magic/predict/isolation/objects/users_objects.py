@@ -400,9 +400,19 @@ class Iterators:
             if _place(one) == place:
                 continue
             if isinstance(one, _AWAITED):
-                assume(_("`{name}` is a coroutine or future of yours: what the dry run did with it is done", name=name))
+                assume(
+                    _(
+                        "`{name}` is a coroutine or future of yours: what the dry run did with it is not undone",
+                        name=name,
+                    )
+                )
             else:
-                assume(_("`{name}` is an iterator of yours: what the dry run took from it is gone", name=name))
+                assume(
+                    _(
+                        "`{name}` is an iterator of yours: the items that the dry run took from it are consumed",
+                        name=name,
+                    )
+                )
         self._before.clear()
 
 
@@ -469,7 +479,10 @@ def note_state(
     roots = [named, users_modules(), log_handlers()]
     if not note_users_objects(snapshot, roots, others | are_noted, copies, iterators):
         assume(
-            _("your names lead to more objects than are put back: what the run changes in the farthest stays changed")
+            _(
+                "your variables refer to more objects than can be restored: changes that the run makes to the"
+                " most deeply nested ones remain"
+            )
         )
 
 

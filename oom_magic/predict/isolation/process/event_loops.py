@@ -50,8 +50,8 @@ def _refuse(loop: asyncio.AbstractEventLoop, name: str, usual: Callable[..., Any
     kind = type(loop).__module__.partition(".")[0]
     raise RuntimeError(
         _(
-            "{name}: an event loop of {kind}'s that was there before the dry run cannot be restored, so the run cannot"
-            " use it. Let the code use one of its own, by asyncio.run.",
+            "{name}: an event loop of {kind} that existed before the dry run cannot be restored, so the run"
+            " cannot use it. Let the code use one of its own, with asyncio.run.",
             name=name,
             kind=kind,
         )
@@ -111,7 +111,7 @@ class _KeptLoop:
         for handle, name, value in self._waiting:  # a cancelled one would never be called
             setattr(handle, name, value)
         if left:
-            self._assume(_("asyncio: what the dry run left to an event loop of yours is not run"))
+            self._assume(_("asyncio: what the dry run scheduled on an event loop of yours is not run"))
         for table, before in self._tables:
             fill(table, before)
         if self._polled is not None:

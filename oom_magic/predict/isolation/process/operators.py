@@ -83,8 +83,8 @@ class _RunsOperators:
         if str(before) != str(torch._C.parse_schema(f"{library.ns}::{schema}")):
             raise RuntimeError(
                 _(
-                    "The operator {before} is defined already, and a dry run does not take it away:"
-                    " give the new one another name.",
+                    "The operator {before} is already defined, and a dry run does not remove it: give the new one"
+                    " another name.",
                     before=before,
                 )
             )

@@ -93,7 +93,7 @@ def _unscale(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, Any
     if all(gpu.place(gradient) is None for gradient in gradients):
         func(*args, **kwargs)
         return
-    gpu.values.assume(_("GradScaler: gradients are taken to be finite, so no step is skipped"))
+    gpu.values.assume(_("GradScaler: gradients are assumed to be finite, so no step is skipped"))
     for gradient in gradients:
         gpu.values.forget(gradient.untyped_storage()._cdata)
 

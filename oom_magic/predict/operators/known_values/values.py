@@ -40,7 +40,9 @@ class Values:
 
     def assume_uncounted(self, func: OpOverload) -> None:
         """Note that what an operator's kernel takes beyond its results is not known."""
-        self.assume(_("{name}: its results are counted; what its kernel takes inside is not", name=func.name()))
+        self.assume(
+            _("{name}: its results are counted, but not what its kernel allocates internally", name=func.name())
+        )
 
     def forget(self, key: int) -> None:
         """A storage died."""
@@ -100,7 +102,7 @@ class Values:
             return value
         self._has_read()
         default, shown = self._default(tensor)
-        self.assume(_("a value computed on the pretend GPU is read; {shown} was taken", shown=shown))
+        self.assume(_("a value computed on the pretend GPU is read; assumed: {shown}", shown=shown))
         if shadow is not None:
             return torch.where(shadow.known_mask(tensor), shadow.values(tensor), default)
         return default
@@ -113,7 +115,7 @@ class Values:
         if tensor.numel() > 1 and not self._has_passed(tensor):
             mask = torch.zeros(tensor.numel(), dtype=torch.bool, device="cpu")
             mask[::2] = True
-            return mask.view(tensor.shape), _("every other element as True")
+            return mask.view(tensor.shape), _("every other element True")
         answer = answer_that_goes_on(sys._getframe(2), self._answered)
         if answer is None:
             answer = self._has_passed(tensor)
@@ -139,7 +141,7 @@ class Values:
         finite = _answer_if_finite(func, args)
         if finite is not None and self._shadow(args[0]) is None:
             self._put_constant(out, torch.full((), finite, dtype=torch.bool, device="cpu"))
-            self._note(out, _("a check of values computed on the pretend GPU is read; they were taken to be finite"))
+            self._note(out, _("a check of values computed on the pretend GPU is read; they were assumed to be finite"))
             return
         if func in _CHECKS or (func in _CONJUNCTIONS and all(map(self._has_passed, tensors))):
             self._passed.add(out.untyped_storage()._cdata)
@@ -183,8 +185,8 @@ class Values:
             self._note(
                 chosen[0],
                 _(
-                    "what argmax or topk choose by values computed on the pretend GPU is read; "
-                    "each possibility was taken as often as the others"
+                    "what argmax or topk chooses among values computed on the pretend GPU is read; all outcomes"
+                    " were assumed to be equally frequent"
                 ),
             )
 
