@@ -245,8 +245,8 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
             needed = weights + seq_len * microbatch_size * (MIB if checkpointing else 4 * MIB)
             return SimpleNamespace(verdict="tight" if needed > 0.8 * total else "safe", peak_reserved_bytes=GIB)
 
-        runs = SimpleNamespace(in_parallel=lambda **_: nullcontext())
-        return SimpleNamespace(report_of_run=report_of_run, expect=list, runs=runs)
+        parallel = SimpleNamespace(in_parallel=lambda **_: nullcontext())
+        return SimpleNamespace(report_of_run=report_of_run, expect=list, runs=parallel)
 
     monkeypatch.setattr(om.TrainingSetup, "untraced_sizes", untraced_sizes)
     return runs

@@ -44,7 +44,7 @@ def test_what_a_run_began_from_is_what_is_there_without_it() -> None:
     loss.backward(retain_graph=True)
     names["history"].append(loss)
     names["made"] = torch.nn.Linear(4, 2)
-    start = StartingPoint.supposed(names, {"made"})
+    start = StartingPoint.inferred(names, {"made"})
     assert start.tensor(net.weight) and not start.had_grad(net.weight)
     assert start.tensor(names["made"].weight) is None and start.tensor(loss) is None
     noted = Snapshot()

@@ -210,7 +210,7 @@ def test_the_text_of_a_notebook_that_is_not_trusted_says_how_to_see_more(monkeyp
 )
 def test_the_verdict_is_on_what_stays_until_python_collects(capacity: int, verdict: str, says: str) -> None:
     activations = np.flatnonzero(predicted().timeline.category == CATEGORIES.index(Category.ACTIVATION))
-    report = predicted(may_stay=tuple(activations[:16].tolist()))
+    report = predicted(freed_late=tuple(activations[:16].tolist()))
     report = replace(report, device=replace(report.device, total_bytes=capacity * MIB))
     assert (report.verdict, report.verdict_until_collected) == ("safe", verdict)
     assert exit_code(report) == (NOT_KNOWN if verdict == "out of memory" else FITS)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from oom_magic.language import _
-from oom_magic.memory.allocator.replay import Replay, minimum_device_bytes, most_with, replay
+from oom_magic.memory.allocator.replay import Replay, minimum_device_bytes, peaks_at_most, replay
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.categories import CATEGORIES, Breakdown, Category, verdict_on
 from oom_magic.memory.snapshot import write_snapshot
@@ -33,23 +33,16 @@ NOT_IN_YOUR_CODE = SourceLine("", 0, "not in your code")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The card of a run. Sizes in bytes.
-
-    ``context_bytes`` is this process's memory outside PyTorch (CUDA context, libraries), between the two of
-    ``context_range`` where it was not read; ``other_bytes`` that of other processes. PyTorch can use what is left of
-    ``total_bytes``.
-    ``index`` is its number among the cards that the process sees: ``cuda:0``, ``cuda:1``; ``rank`` that of the process
-    in a job, and of how many, where it is of one.
-    """
+    """The card of a run. Sizes in bytes."""
 
     name: str
     total_bytes: int
-    context_bytes: int = 0
-    other_bytes: int = 0
+    context_bytes: int = 0  # this process's memory outside PyTorch: CUDA context, libraries
+    other_bytes: int = 0  # memory of other processes
     capability: tuple[int, int] | None = None
-    index: int = 0
-    context_range: tuple[int, int] | None = None
-    rank: tuple[int, int] | None = None
+    index: int = 0  # among the cards that the process sees: cuda:0, cuda:1, ...
+    context_range: tuple[int, int] | None = None  # of ``context_bytes``, if it was not measured
+    rank: tuple[int, int] | None = None  # of the process in a job, and the job's number of processes
 
     @property
     def usable_bytes(self) -> int:
@@ -59,7 +52,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class LineUsage:
-    """One source line: bytes alive at the peak that it allocated, and its largest rise.
+    """One source line: the bytes it allocated that are alive at the peak, and its largest rise.
 
     The rise is the largest increase of allocated memory while the line ran, temporaries included.
     """
@@ -81,29 +74,24 @@ class StepUsage:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """Why and where a run failed.
-
-    ``requested_bytes`` was asked of the driver for a tensor of ``tensor_bytes``. ``num_calls`` counts the calls of
-    models that kept something for a backward since the last optimizer step (0: not known). ``device_index`` is the
-    card that was full.
-    """
+    """Why and where a run failed."""
 
     message: str
-    requested_bytes: int
-    tensor_bytes: int
+    requested_bytes: int  # asked of the driver ...
+    tensor_bytes: int  # ... for a tensor of this size
     step: int
     phase: Phase
     operator: str
     line: SourceLine
     module: str
     category: Category = Category.TEMPORARY
-    num_calls: int = 0
-    device_index: int = 0
+    num_calls: int = 0  # of models, with something saved for a backward, since the last optimizer step; 0: not known
+    device_index: int = 0  # of the card that was full
 
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """Something that could not be followed exactly, what was assumed instead, and on which line."""
+    """What could not be followed exactly, what was assumed instead, and on which line."""
 
     text: str
     line: SourceLine | None = None
@@ -117,7 +105,7 @@ def are_upper_bounds(assumptions: Iterable[Assumption]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NamedHolder:
-    """A name that still holds memory after the run."""
+    """A variable that still holds memory after the run."""
 
     name: str
     num_bytes: int
@@ -125,11 +113,11 @@ class NamedHolder:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MemoryReport(Result):
-    """One run. Make it with ``MemoryReport.from_timeline``; all sizes in bytes.
+    """One run; made by ``MemoryReport.from_timeline``. All sizes in bytes.
 
-    ``breakdown``, ``lines`` and ``modules`` describe the moment of the peak and each sum to
-    ``peak_allocated_bytes``. ``kept_bytes`` is what the run left allocated beyond what was there
-    before. Holds numbers and text only: no tensor, no frame, no exception.
+    ``breakdown``, ``lines`` and ``modules`` describe the moment of the peak, and each sums to ``peak_allocated_bytes``.
+    ``kept_bytes`` is what the run left allocated beyond what was there before. Holds numbers and text only: no tensor,
+    no frame, no exception.
     """
 
     source: Literal["predicted", "measured"]
@@ -151,9 +139,9 @@ class MemoryReport(Result):
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     torch_version: str = ""
     error: str = ""  # the user's own exception, if one ended the run: type and first line
-    all_cards: tuple[MemoryReport, ...] = ()  # of the run, where it saw several
-    passing: tuple[tuple[int, int], ...] = ()  # (event, most bytes that a library may take in addition just before it)
-    may_stay: tuple[int, ...] = ()  # allocations that a real run may free only when Python's collector runs
+    all_cards: tuple[MemoryReport, ...] = ()  # of the run, if it saw several
+    transient: tuple[tuple[int, int], ...] = ()  # (event, the most bytes that a library may allocate just before it)
+    freed_late: tuple[int, ...] = ()  # allocations that a real run may free only when Python's collector runs
 
     @classmethod
     def from_timeline(
@@ -166,9 +154,9 @@ class MemoryReport(Result):
         replayed: Replay | None = None,
         **known: Any,
     ) -> MemoryReport:
-        """The report of a timeline, replayed through the allocator unless ``replayed`` is at hand.
+        """The report of a timeline, which is replayed through the allocator unless ``replayed`` is given.
 
-        ``known`` overrides or adds fields; a measured run passes the peaks of torch's own counters.
+        ``known`` overrides or adds fields: a measured run passes the peaks of torch's own counters.
         """
         settings = settings or AllocatorSettings()
         replayed = replayed or replay(timeline, settings=settings)
@@ -196,7 +184,7 @@ class MemoryReport(Result):
 
     @classmethod
     def of_cards(cls, cards: Sequence[MemoryReport]) -> MemoryReport:
-        """The report of a run on several cards: that of the card that failed, else of the fullest by share."""
+        """The report of a run on several cards: that of the card that failed, else of the fullest (by share)."""
         failed = [card for card in cards if card.out_of_memory is not None]
         fullest = failed[0] if failed else max(cards, key=lambda card: card.used_fraction)
         return replace(fullest, all_cards=tuple(cards)) if len(cards) > 1 else fullest
@@ -213,7 +201,7 @@ class MemoryReport(Result):
 
     @cached_property
     def minimum_device_bytes(self) -> int | None:
-        """The least device memory, context apart, with which the run ends; None for a run that failed.
+        """The least device memory, without the CUDA context, in which the run ends; None for a run that failed.
 
         Found by replaying the allocator with its own rule: free cached blocks, try again, then fail.
         """
@@ -223,13 +211,13 @@ class MemoryReport(Result):
 
     @cached_property
     def highest(self) -> Breakdown:
-        """The most bytes that each category held at any moment: not at the same one, so no sum of the peak."""
+        """The most bytes that each category held at any moment: at different ones, so they do not sum to the peak."""
         return _highest(self.timeline, replay(self.timeline, settings=self.settings))
 
     def operators(self, module: str = "") -> Breakdown:
-        """Bytes at the peak by the operator that asked for them, largest first; with ``module``, of that module alone.
+        """Bytes at the peak by the operator that allocated them, largest first.
 
-        A module is named as in ``modules``, or by the end of its name: ``"h.0.attn"``.
+        ``module``: of this module only, named as in ``modules`` or by the end of its name: ``"h.0.attn"``.
         """
         timeline = self.timeline
         live = timeline.live_at(self.peak_position)
@@ -242,9 +230,8 @@ class MemoryReport(Result):
     def with_allocator(self, options: str) -> MemoryReport:
         """The same run with other options in ``PYTORCH_CUDA_ALLOC_CONF``, such as ``"expandable_segments:True"``.
 
-        Its timeline is replayed on a card that is large enough: reserved memory changes, and by rounding what is
-        allocated. Of a run that failed it goes up to the failure. Raises
-        ValueError, naming the fix, for options that are unknown.
+        The timeline, up to a failure, is replayed on a card that is large enough: reserved memory changes and, by
+        rounding, allocated memory. Raises ValueError, with the fix, for unknown options.
         """
         settings = AllocatorSettings.parse(options)
         return MemoryReport.from_timeline(
@@ -253,46 +240,47 @@ class MemoryReport(Result):
 
     @cached_property
     def most_bytes(self) -> tuple[int, int]:
-        """Peak allocated and peak reserved, in bytes, if libraries take the most that they may (``passing``) and what
-        Python's collector frees is never freed (``may_stay``).
+        """Peak allocated and peak reserved, in bytes, with the most ``transient`` memory, and ``freed_late`` kept.
 
-        Libraries return such memory at once, and use less of it where it does not fit, so no run fails for it.
+        Libraries free transient memory at once, and use less if it does not fit, so no run fails for it.
         """
-        return self._most_with(self.passing)
+        return self._peaks_at_most(self.transient)
 
     @cached_property
     def uncollected_bytes(self) -> tuple[int, int]:
-        """Peak allocated and peak reserved, in bytes, if what Python's collector frees is never freed (``may_stay``):
-        more than the card has where a run may fail for it."""
-        return self._most_with(())
+        """Peak allocated and peak reserved, in bytes, if allocations ``freed_late`` are never freed.
 
-    def _most_with(self, passing: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        May exceed the card's memory: then a run may fail for it.
+        """
+        return self._peaks_at_most(())
+
+    def _peaks_at_most(self, transient: Sequence[tuple[int, int]]) -> tuple[int, int]:
         peaks = self.peak_allocated_bytes, self.peak_reserved_bytes
-        if not (passing or self.may_stay) or self.out_of_memory is not None:
+        if not (transient or self.freed_late) or self.out_of_memory is not None:
             return peaks
-        found = most_with(self.timeline, passing, self.may_stay, self.device.usable_bytes, self.settings)
+        found = peaks_at_most(self.timeline, transient, self.freed_late, self.device.usable_bytes, self.settings)
         return max(peaks[0], found[0]), max(peaks[1], found[1])
 
     @property
     def used_fraction(self) -> float:
-        """Peak reserved and all that is outside PyTorch, as a share of the card."""
+        """Peak reserved memory and all memory outside PyTorch, as a share of the card."""
         return self.share_in_use(self.peak_reserved_bytes)
 
     def share_in_use(self, reserved_bytes: int) -> float:
-        """That much reserved memory and all that is outside PyTorch, as a share of the card."""
+        """``reserved_bytes`` and all memory outside PyTorch, as a share of the card."""
         outside = self.device.context_bytes + self.device.other_bytes
         return (reserved_bytes + outside) / max(self.device.total_bytes, 1)
 
     @property
     def most_used_fraction(self) -> float:
-        """``used_fraction`` with the most that CUDA's context was seen to take on such cards."""
+        """``used_fraction`` with the largest CUDA context that was measured on such cards."""
         device = self.device
         _unused, most = device.context_range or (0, device.context_bytes)
         return self.used_fraction + (most - device.context_bytes) / max(device.total_bytes, 1)
 
     @property
     def is_upper_bound(self) -> bool:
-        """Whether some code was run in a form that needs more memory, such as compiled code run eagerly."""
+        """Whether the sizes are upper bounds, because some code was run in a form that needs more memory."""
         return are_upper_bounds(self.assumptions)
 
     @property
@@ -319,8 +307,8 @@ class MemoryReport(Result):
         for name in ("device", "peak_line", "out_of_memory", "settings"):
             value = getattr(self, name)
             plain[name] = None if value is None else asdict(value)
-        plain["passing"] = [list(item) for item in self.passing]
-        plain["may_stay"] = list(self.may_stay)
+        plain["transient"] = [list(item) for item in self.transient]
+        plain["freed_late"] = list(self.freed_late)
         for name in ("lines", "steps", "holders", "assumptions"):
             plain[name] = [asdict(item) for item in getattr(self, name)]
         plain["timeline"] = self.timeline.to_dict()
@@ -375,8 +363,8 @@ class MemoryReport(Result):
             settings=AllocatorSettings(**values["settings"]),
             out_of_memory=_out_of_memory(values["out_of_memory"]),
             all_cards=tuple(cls.from_dict(card) for card in plain.get("cards", ())),
-            passing=tuple((position, num_bytes) for position, num_bytes in plain.get("passing", ())),
-            may_stay=tuple(plain.get("may_stay", ())),
+            transient=tuple((position, num_bytes) for position, num_bytes in plain.get("transient", ())),
+            freed_late=tuple(plain.get("freed_late", ())),
         )
         return cls(**values)
 

@@ -332,8 +332,8 @@ class DrySession:
             device,
             settings=self.hardware.settings,
             replayed=None if begins_at else recorder.replayed(),
-            passing=() if begins_at else tuple(recorder.passing.items()),
-            may_stay=() if begins_at else tuple(sorted(recorder.may_stay)),
+            transient=() if begins_at else tuple(recorder.transient.items()),
+            freed_late=() if begins_at else tuple(sorted(recorder.freed_late)),
             kept_bytes=recorder.allocator.allocated_bytes - self._allocated_before[card],
             out_of_memory=failed if has_failed else None,
             assumptions=tuple(Assumption(text, line, text in self._upper_bounds) for text, line in self._assumptions),
@@ -348,7 +348,7 @@ class DrySession:
         with ExitStack() as stack:
             stack.enter_context(only_one())
             stack.enter_context(of_run())
-            stack.enter_context(self.fake_gpu.collector.standing_in())
+            stack.enter_context(self.fake_gpu.collector.active())
             stack.enter_context(process_state_restored())
             if self.hardware.job is not None:
                 self.hardware.job.set_environment()

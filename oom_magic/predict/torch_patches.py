@@ -92,10 +92,10 @@ def grouped_by_place(gpu: FakeGPU) -> Patches:
     def grouped(lists: list[list[Any]], with_indices: bool = False) -> dict[tuple[Any, Any], Any]:
         found: dict[tuple[Any, Any], Any] = {}
         for (device, dtype), (columns, indices) in group(lists, with_indices).items():
-            spots = [None if tensor is None else gpu.spot(tensor) for tensor in columns[0]]
-            for spot in dict.fromkeys(spots):
-                chosen = [position for position, other in enumerate(spots) if other == spot]
-                where = device if spot is None or spot.place is not Place.GPU else spot.device
+            locations = [None if tensor is None else gpu.location(tensor) for tensor in columns[0]]
+            for location in dict.fromkeys(locations):
+                chosen = [position for position, other in enumerate(locations) if other == location]
+                where = device if location is None or location.place is not Place.GPU else location.device
                 of_spot = [[column[position] for position in chosen] if column else column for column in columns]
                 found[where, dtype] = (of_spot, [indices[position] for position in chosen] if indices else indices)
         return found

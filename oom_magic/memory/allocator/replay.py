@@ -95,32 +95,32 @@ def replay(
     )
 
 
-def most_with(
+def peaks_at_most(
     timeline: Timeline,
-    passing: Sequence[tuple[int, int]],
-    staying: Collection[int],
+    transient: Sequence[tuple[int, int]],
+    kept: Collection[int],
     capacity_bytes: int,
     settings: AllocatorSettings,
 ) -> tuple[int, int]:
-    """The peaks of allocated and reserved bytes if, in addition, temporary memory is taken wherever it fits, and
-    allocations ``staying`` are never freed.
+    """Peak allocated and peak reserved bytes with ``transient`` memory allocated wherever it fits, and ``kept``
+    allocations never freed.
 
-    ``passing`` holds pairs of an event and the bytes taken just before it: workspaces, without which libraries can
-    work. The timeline must end on a device of ``capacity_bytes`` without them; if it does not with what stays, the
-    peaks are those on a device of any size.
+    ``transient``: pairs of an event and the bytes allocated just before it: workspaces that libraries can do without.
+    The timeline must end on a device of ``capacity_bytes`` without them; if it does not with the ``kept`` allocations,
+    the peaks are those on a device of any size.
     """
     allocator = CachingAllocator(capacity_bytes, settings)
     blocks = [NOWHERE] * timeline.num_allocations
     try:
-        _run(timeline, allocator, [], [], blocks, [0] * timeline.num_allocations, dict(passing), frozenset(staying))
+        _run(timeline, allocator, [], [], blocks, [0] * timeline.num_allocations, dict(transient), frozenset(kept))
     except AllocatorOutOfMemory:
-        if staying:
-            return most_with(timeline, (), staying, UNLIMITED, settings)
+        if kept:
+            return peaks_at_most(timeline, (), kept, UNLIMITED, settings)
         return capacity_bytes, capacity_bytes  # the cache is then so fragmented that the whole device is in use
     return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
 
 
-def _take_for_a_moment(allocator: CachingAllocator, num_bytes: int) -> None:
+def _take_transient(allocator: CachingAllocator, num_bytes: int) -> None:
     with suppress(AllocatorOutOfMemory):
         allocator.free(allocator.allocate(num_bytes))
 
@@ -132,36 +132,36 @@ def _run(
     reserved: list[int],
     blocks: list[Block],
     block_bytes: list[int],
-    passing: Mapping[int, int] = MappingProxyType({}),
-    staying: frozenset[int] = frozenset(),
+    transient: Mapping[int, int] = MappingProxyType({}),
+    kept: frozenset[int] = frozenset(),
 ) -> None:
-    """Replay until the end or an exception, filling the lists; ``passing`` bytes are taken just before their events,
-    and allocations ``staying`` are not freed."""
+    """Replay until the end or an exception, filling the lists; ``transient`` bytes are taken just before their events,
+    and allocations ``kept`` are not freed."""
     requested, streams = timeline.requested_bytes.tolist(), timeline.stream.tolist()
     allocate, free = allocator.allocate, allocator.free
     note_allocated, note_reserved = allocated.append, reserved.append
-    for events in _between_stops(timeline, allocator, passing):
+    for events in _between_stops(timeline, allocator, transient):
         for event in events:
             if event >= 0:
                 block = blocks[event] = allocate(requested[event], streams[event])
                 block_bytes[event] = block.size_bytes
-            elif ~event not in staying:
+            elif ~event not in kept:
                 free(blocks[~event])
             note_allocated(allocator.allocated_bytes)
             note_reserved(allocator.reserved_bytes)
 
 
 def _between_stops(
-    timeline: Timeline, allocator: CachingAllocator, passing: Mapping[int, int] = MappingProxyType({})
+    timeline: Timeline, allocator: CachingAllocator, transient: Mapping[int, int] = MappingProxyType({})
 ) -> Iterator[list[int]]:
-    """The stretches of events between emptied caches and ``passing`` memory, both of which happen here."""
+    """The stretches of events between emptied caches and ``transient`` memory, both of which happen here."""
     order = timeline.order.tolist()
     empties = {mark.position for mark in timeline.marks if mark.kind is MarkKind.EMPTY_CACHE}
-    for start, stop in pairwise([0, *sorted(empties.union(passing)), len(order)]):
-        _take_for_a_moment(allocator, passing.get(start, 0))
+    for start, stop in pairwise([0, *sorted(empties.union(transient)), len(order)]):
+        _take_transient(allocator, transient.get(start, 0))
         if start in empties:
             allocator.empty_cache()
-            _take_for_a_moment(allocator, passing.get(start, 0))
+            _take_transient(allocator, transient.get(start, 0))
         yield order[start:stop]
 
 

@@ -124,7 +124,7 @@ class FailureWatch:
             return None
         from oom_magic.predict.instrumentation.starting_point import StartingPoint
 
-        return StartingPoint.supposed(self._shell.user_ns, set(self._shell.user_ns) - self._names_before)
+        return StartingPoint.inferred(self._shell.user_ns, set(self._shell.user_ns) - self._names_before)
 
     def _displayed_error(self) -> BaseException | None:
         """An error that a magic such as ``%run`` displayed itself, without failing."""
@@ -164,7 +164,7 @@ def unwatched_cell(shell: InteractiveShell, error: BaseException) -> FailedCell 
     from oom_magic.predict.instrumentation.starting_point import StartingPoint
 
     made = newly_assigned_names(code_of(shell, source, shell.user_ns).tree)
-    return FailedCell(source, start=StartingPoint.supposed(shell.user_ns, made), is_inferred=True)
+    return FailedCell(source, start=StartingPoint.inferred(shell.user_ns, made), is_inferred=True)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

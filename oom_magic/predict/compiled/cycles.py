@@ -79,7 +79,7 @@ class Cycles:
 
     def _note(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note that the tensors' memory may stay; of weights nothing is said, since a model holds them anyway."""
-        found = [tensor for tensor in tensors if self._gpu.note_may_stay(tensor)]
+        found = [tensor for tensor in tensors if self._gpu.note_freed_late(tensor)]
         if not all(isinstance(tensor, torch.nn.Parameter) for tensor in found):
             self._has_held()
 

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.host_arrays import HostArray
 from oom_magic.predict.fake_cuda.legacy_types import type_of
-from oom_magic.predict.fake_cuda.places import META, Place, Spot, map_tensors, tensors_in
+from oom_magic.predict.fake_cuda.places import META, Location, Place, map_tensors, tensors_in
 
 Answer = Callable[["DeviceView", Any, tuple[Any, ...], dict[str, Any]], Any]
 aten = torch.ops.aten
@@ -62,7 +62,7 @@ class DeviceView(TorchFunctionMode):
         device = kwargs.get("device")
         if device is None:
             return self.where_arguments_are(func, args, kwargs)
-        there = self.spot_named(device)
+        there = self.find_location(device)
         if there.place is Place.HOST:
             if func in _LIKE_ANOTHER and self.gpu.has_fake_on_host and Place.HOST in self._places(args, kwargs):
                 return self._on_host(func, args, {name: value for name, value in kwargs.items() if name != "device"})
@@ -91,7 +91,7 @@ class DeviceView(TorchFunctionMode):
         places = [self.gpu.place(tensor) for tensor in tensors]
         if Place.HOST not in places or Place.GPU in places:
             return func(*args, **kwargs)
-        here = Spot(Place.HOST)
+        here = Location(Place.HOST)
         with self.gpu.creating_on(*here):
             is_whole = func in _COMPARING_DEVICES
             with DisableTorchFunction():
@@ -115,26 +115,26 @@ class DeviceView(TorchFunctionMode):
 
         return followed
 
-    def spot_named(self, device: Any) -> Spot:
+    def find_location(self, device: Any) -> Location:
         """The place and card meant by what the user's code passed as a device. Raises CUDA's error for a card that does
         not exist."""
         device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         if device.type == "cuda":
-            return Spot(Place.GPU, self.gpu.card_named(device.index))
-        return Spot(Place(device.type) if device.type in ("cpu", "meta") else Place.META)
+            return Location(Place.GPU, self.gpu.card_named(device.index))
+        return Location(Place(device.type) if device.type in ("cpu", "meta") else Place.META)
 
-    def spot(self, tensor: torch.Tensor) -> Spot:
+    def location(self, tensor: torch.Tensor) -> Location:
         """Where a tensor is; real tensors are on the host."""
-        spot = self.gpu.spot(tensor)
-        if spot is None:
-            return Spot(Place.META if tensor.is_meta else Place.HOST)
-        return spot
+        location = self.gpu.location(tensor)
+        if location is None:
+            return Location(Place.META if tensor.is_meta else Place.HOST)
+        return location
 
     def place(self, tensor: torch.Tensor) -> Place:
         """Where a tensor is, whatever the card."""
-        return self.spot(tensor).place
+        return self.location(tensor).place
 
-    def move(self, tensor: torch.Tensor, there: Spot, dtype: torch.dtype | None, **options: Any) -> torch.Tensor:
+    def move(self, tensor: torch.Tensor, there: Location, dtype: torch.dtype | None, **options: Any) -> torch.Tensor:
         """``tensor.to(there, dtype)`` as autograd records it: the gradient goes back to where the tensor is."""
         with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
             options = {"dtype": dtype or tensor.dtype, **options}
@@ -142,7 +142,7 @@ class DeviceView(TorchFunctionMode):
                 return cast(torch.Tensor, _Moved.apply(tensor, self, there, options))
             return _as_class_of(tensor, self.copy(tensor, there, options))
 
-    def copy(self, tensor: torch.Tensor, there: Spot, options: dict[str, Any]) -> torch.Tensor:
+    def copy(self, tensor: torch.Tensor, there: Location, options: dict[str, Any]) -> torch.Tensor:
         """The copy itself, below autograd."""
         with self.gpu.creating_on(*there):
             moved: torch.Tensor = aten._to_copy.default(tensor, device=META, **options)
@@ -153,9 +153,11 @@ class _Moved(torch.autograd.Function):
     """``ToCopyBackward0`` (FunctionsManual.cpp) between places: of two "meta" tensors PyTorch would copy nothing."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, view: DeviceView, there: Spot, options: dict[str, Any]) -> torch.Tensor:
+    def forward(
+        ctx: Any, tensor: torch.Tensor, view: DeviceView, there: Location, options: dict[str, Any]
+    ) -> torch.Tensor:
         """The tensor there."""
-        ctx.origin = view, view.spot(tensor), tensor.dtype
+        ctx.origin = view, view.location(tensor), tensor.dtype
         ctx.is_fake = tensor.is_meta
         return view.copy(tensor, there, options)
 
@@ -163,7 +165,7 @@ class _Moved(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
         """The gradient where the tensor was."""
         view, origin, dtype = ctx.origin
-        if view.spot(gradient) == origin and gradient.dtype is dtype:
+        if view.location(gradient) == origin and gradient.dtype is dtype:
             return gradient, None, None, None
         if ctx.is_fake and origin.place is Place.HOST:  # a copy to the host is real where it is small
             with DisableTorchFunction(), view.gpu.creating_on(*origin):
@@ -197,8 +199,8 @@ def _is_followed_back(tensor: torch.Tensor) -> bool:
 
 
 def _device(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    spot = view.gpu.spot(args[0])
-    return func(*args) if spot is None else spot.device
+    location = view.gpu.location(args[0])
+    return func(*args) if location is None else location.device
 
 
 def _named_device(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
@@ -212,7 +214,7 @@ def _parsed_to(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[
     if args and isinstance(args[0], int):
         args = (torch.device("cuda", args[0]), *args[1:])
     if args and isinstance(args[0], torch.Tensor):
-        args = (view.spot(args[0]).device, args[0].dtype, *args[1:])
+        args = (view.location(args[0]).device, args[0].dtype, *args[1:])
     if isinstance(kwargs.get("device"), int):
         kwargs = {**kwargs, "device": torch.device("cuda", kwargs["device"])}
     return func(*args, **kwargs)
@@ -226,8 +228,8 @@ def _is_at(place: Place) -> Answer:
 
 
 def _get_device(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    spot = view.spot(args[0])
-    return spot.card if spot.place is Place.GPU else -1
+    location = view.location(args[0])
+    return location.card if location.place is Place.GPU else -1
 
 
 def _data_ptr(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -246,12 +248,12 @@ def _to(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     copy = options.pop("copy", False)
     if (rest and isinstance(rest[0], torch.Tensor)) or "other" in options:
         other = options.pop("other", None) if not rest else rest.pop(0)
-        rest = [view.spot(other).device, other.dtype, *rest]
+        rest = [view.location(other).device, other.dtype, *rest]
     if len(rest) > 2 and isinstance(rest[-1], bool) and len(rest) - isinstance(rest[0], (str, torch.device, int)) > 2:
         copy = rest.pop()
     device, dtype, non_blocking, memory_format = _parsed_to(view, torch._C._nn._parse_to, tuple(rest), options)
-    here = view.spot(tensor)
-    there = here if device is None else view.spot_named(device)
+    here = view.location(tensor)
+    there = here if device is None else view.find_location(device)
     layout = {} if memory_format is None else {"memory_format": memory_format}
     if there == here:
         return func(tensor, dtype or tensor.dtype, non_blocking, copy, **layout)
@@ -260,12 +262,12 @@ def _to(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 def _cuda(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     device = args[1] if len(args) > 1 else kwargs.get("device")
-    there = view.spot_named("cuda" if device is None else device)
-    return args[0] if view.spot(args[0]) == there else view.move(args[0], there, None)
+    there = view.find_location("cuda" if device is None else device)
+    return args[0] if view.location(args[0]) == there else view.move(args[0], there, None)
 
 
 def _cpu(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return args[0] if view.place(args[0]) is Place.HOST else view.move(args[0], Spot(Place.HOST), None)
+    return args[0] if view.place(args[0]) is Place.HOST else view.move(args[0], Location(Place.HOST), None)
 
 
 def _type_as(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -276,7 +278,7 @@ def _get_item(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[s
     """``x[..., [0, 2]]``: a list of numbers becomes an index on the GPU, which autograd keeps."""
     tensor, index = args
     items = index if isinstance(index, tuple) else (index,)
-    here = view.spot(tensor)
+    here = view.location(tensor)
     if any(isinstance(item, list) for item in items) and here.place is Place.GPU:
         items = tuple(
             view.move(torch.tensor(item, device="cpu"), here, None)
@@ -313,16 +315,16 @@ def _from_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[
     device = kwargs.get("device")
     source = args[0] if args else kwargs.get("data")
     if isinstance(source, torch.Tensor):
-        device = device or view.spot(source).device
+        device = device or view.location(source).device
     options = {key: value for key, value in kwargs.items() if key not in ("device", "requires_grad")}
-    there = Spot(Place.HOST) if device is None else view.spot_named(device)
+    there = Location(Place.HOST) if device is None else view.find_location(device)
     if isinstance(source, torch.Tensor) and source.is_meta:
         made = source.detach().to(options.get("dtype") or source.dtype)
-        if func is torch.tensor and view.spot(source) == there and made.dtype is source.dtype:
+        if func is torch.tensor and view.location(source) == there and made.dtype is source.dtype:
             made = made.clone()
     else:
         made = func(*args, device="cpu", **options)
-    if view.spot(made) != there:
+    if view.location(made) != there:
         made = view.move(made, there, None)
     return made.requires_grad_() if kwargs.get("requires_grad") else made
 
@@ -344,7 +346,7 @@ def _set_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[s
     torch._C._swap_tensor_impl(tensor, made)
     if grad is not None:
         zeros = partial(torch.zeros, grad.shape, dtype=tensor.dtype, device="cpu")  # where the tensor is real now
-        tensor.grad = view.move(grad, Spot(Place.HOST), tensor.dtype) if tensor.is_meta else zeros()
+        tensor.grad = view.move(grad, Location(Place.HOST), tensor.dtype) if tensor.is_meta else zeros()
     return None
 
 
@@ -361,7 +363,7 @@ def _new(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def _new_tensor(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``x.new_tensor(data)``: of the type and device of ``x``, wherever the data are (csrc/utils/tensor_new.cpp)."""
     tensor, *data = args
-    like = {"dtype": tensor.dtype, "device": view.spot(tensor).device}
+    like = {"dtype": tensor.dtype, "device": view.location(tensor).device}
     named = {name: value for name, value in kwargs.items() if value is not None}
     return _from_data(view, torch.tensor, tuple(data), like | named)
 
@@ -374,8 +376,8 @@ class _Shared:
 
 
 def _dlpack_device(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    spot = view.spot(args[0])
-    return (2, spot.card) if spot.place is Place.GPU else func(*args, **kwargs)  # kDLCUDA
+    location = view.location(args[0])
+    return (2, location.card) if location.place is Place.GPU else func(*args, **kwargs)  # kDLCUDA
 
 
 def shared_by_dlpack() -> dict[str, Any]:
@@ -396,7 +398,7 @@ def shared_by_dlpack() -> dict[str, Any]:
 
 def _numpy(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor = args[0]
-    here = view.spot(tensor)
+    here = view.location(tensor)
     if here.place is Place.GPU:
         raise TypeError(
             f"can't convert {here.device} device type tensor to numpy. "
@@ -421,10 +423,10 @@ def shown_without_values(view: DeviceView) -> dict[str, Any]:
     original = torch._tensor_str._str
 
     def _str(tensor: torch.Tensor, *, tensor_contents: Any = None) -> str:
-        spot = view.gpu.spot(tensor)
-        if spot is None:
+        location = view.gpu.location(tensor)
+        if location is None:
             return original(tensor, tensor_contents=tensor_contents)
-        return f"tensor(..., device='{spot.device}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
+        return f"tensor(..., device='{location.device}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
 
     return {"_str": _str}
 

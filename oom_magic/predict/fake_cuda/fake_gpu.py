@@ -22,8 +22,8 @@ from oom_magic.predict.fake_cuda.fake_memory import FakeMemory
 from oom_magic.predict.fake_cuda.places import (
     META,
     Handler,
+    Location,
     Place,
-    Spot,
     is_large,
     tensors_in,
     tensors_written,
@@ -119,7 +119,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         self.tried_convolutions: set[Hashable] = set()  # for which cuDNN has found the fastest algorithm
         self.timed: dict[str, Any] = {}  # what Inductor timed, by its keys
         self.triton_kernels: dict[str, Any] = {}  # that it loaded, by their source
-        self.collector = Collector(self._num_containers, self._has_collected)
+        self.collector = Collector(self._num_containers, self._on_collected)
         self.num_noted = 0  # Python containers made to follow the training loop
         self.lock: threading.RLock | None = None  # once the user's code has started threads
         self.ending: type[BaseException] | None = None  # raised by threads of the run at their next operator
@@ -192,7 +192,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         rows = sum(len(one.columns) + len(one.blocks) + len(one.marks) for one in used)
         return rows + 3 * len(self._storages) + self.num_noted
 
-    def _has_collected(self, num_freed: int) -> None:
+    def _on_collected(self, num_freed: int) -> None:
         if num_freed > 0:
             self.values.assume(
                 _(
@@ -264,7 +264,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         if self.creating is not None and kwargs.get("device") is not None:
             place, card = self.creating, self.creating_card
         else:
-            place, card = self._common_spot(func, tensors, fakes)
+            place, card = self._common_location(func, tensors, fakes)
         if place is Place.HOST and len(fakes) < len(tensors):
             args, kwargs = tuple(map(to_meta, args)), {key: to_meta(value) for key, value in kwargs.items()}
         if func.namespace == "prims" and place is Place.GPU:  # PyTorch infers the shape of zeros with it
@@ -352,9 +352,9 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
     def _note_node(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Remember the card of the operator to which autograd's newest node belongs."""
         node = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
-        spot = next(filter(None, map(self.spot, tensors_in(args, kwargs))), None)
-        if spot is not None and spot.place is Place.GPU:
-            self._cards_of_nodes[node] = spot.card
+        location = next(filter(None, map(self.location, tensors_in(args, kwargs))), None)
+        if location is not None and location.place is Place.GPU:
+            self._cards_of_nodes[node] = location.card
 
     def note_gradient(self, gradient: torch.Tensor, card: int) -> None:
         """Remember a gradient that a backward brings to another card (DeviceView's ``ToCopyBackward0``)."""
@@ -393,15 +393,15 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
             known = self._composite[func] = known and func not in self.fused
         return known
 
-    def _common_spot(self, func: OpOverload, tensors: list[torch.Tensor], fakes: list[torch.Tensor]) -> Spot:
+    def _common_location(self, func: OpOverload, tensors: list[torch.Tensor], fakes: list[torch.Tensor]) -> Location:
         """Where the operator runs; card -1: on several, a tensor at a time. Raises what CUDA raises for two devices."""
-        spots = list(dict.fromkeys(filter(None, map(self.spot, fakes))))
-        cards = [spot for spot in spots if spot.place is Place.GPU]
+        locations = list(dict.fromkeys(filter(None, map(self.location, fakes))))
+        cards = [location for location in locations if location.place is Place.GPU]
         if not cards:
-            return Spot(Place.META if Spot(Place.META) in spots else Place.HOST)
+            return Location(Place.META if Location(Place.META) in locations else Place.HOST)
         if len(cards) > 1:
             if func.name().startswith("aten::_foreach_"):
-                return Spot(Place.GPU, -1)
+                return Location(Place.GPU, -1)
             raise RuntimeError(_TWO_DEVICES.format(cards[0].device, cards[1].device, func.name()))
         if len(tensors) > 1 and func not in _WITH_HOST_LENGTHS:
             elsewhere = [t for t in tensors if t.dim() and self.place(t) is not Place.GPU]

@@ -20,7 +20,7 @@ from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
 from oom_magic.memory.workspaces import KeptWorkspace, Owner
-from oom_magic.predict.fake_cuda.places import Place, Spot, Storage, identity, tensors_in
+from oom_magic.predict.fake_cuda.places import Location, Place, Storage, identity, tensors_in
 from oom_magic.predict.fake_cuda.streams import Streams
 from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.recorder import Recorder, SizeExpression
@@ -90,10 +90,10 @@ class FakeMemory:
         """Whether a tensor is on the pretend GPU."""
         return self.place(tensor) is Place.GPU
 
-    def spot(self, tensor: torch.Tensor) -> Spot | None:
+    def location(self, tensor: torch.Tensor) -> Location | None:
         """Where a fake tensor is, and on which card; None for a real one."""
         storage = self.storage_of(tensor)
-        return None if storage is None else Spot(storage.place, storage.card)
+        return None if storage is None else Location(storage.place, storage.card)
 
     @property
     def workspaces(self) -> dict[Owner, int]:
@@ -137,8 +137,11 @@ class FakeMemory:
         """``on_card`` of the first of ``tensors`` that is on one."""
         if self.uses_current_card_only:
             return nullcontext()
-        spots = (self.spot(tensor) for tensor in tensors)
-        found = next((spot.card for spot in spots if spot is not None and spot.place is Place.GPU), self.current)
+        locations = (self.location(tensor) for tensor in tensors)
+        found = next(
+            (location.card for location in locations if location is not None and location.place is Place.GPU),
+            self.current,
+        )
         return self.on_card(found)
 
     def on_card_among(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:
@@ -227,12 +230,12 @@ class FakeMemory:
         if storage is not None and storage.allocation >= 0:
             self.recorders[storage.card].assign(storage.allocation, category)
 
-    def note_may_stay(self, tensor: torch.Tensor) -> bool:
+    def note_freed_late(self, tensor: torch.Tensor) -> bool:
         """Note that a real run may free a tensor's memory later than a dry run does; whether it has any on a card."""
         storage = self.storage_of(tensor)
         if storage is None or storage.allocation < 0:
             return False
-        self.recorders[storage.card].may_stay.add(storage.allocation)
+        self.recorders[storage.card].freed_late.add(storage.allocation)
         return True
 
     def check_written(self, *tensors: torch.Tensor) -> None:

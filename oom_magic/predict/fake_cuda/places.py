@@ -31,7 +31,7 @@ class Place(Enum):
     META = "meta"
 
 
-class Spot(NamedTuple):
+class Location(NamedTuple):
     """A place and, on the GPU, which card."""
 
     place: Place

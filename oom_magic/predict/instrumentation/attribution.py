@@ -29,9 +29,9 @@ class Origin(NamedTuple):
 
 
 class Attribution(threading.local):
-    """The user's line, module and phase of each allocation, for each thread; patches keep it up to date.
+    """The user's line, the module and the phase that are running, for each thread; patches keep it up to date.
 
-    Without ``places`` allocations get no line and no module: finding them takes a tenth of a run.
+    Without ``places`` lines and modules are not looked up, which takes a tenth of a run.
     """
 
     def __init__(self, generated: dict[str, dict[int, Origin]], places: bool = True) -> None:
@@ -56,7 +56,7 @@ class Attribution(threading.local):
 
     @contextmanager
     def inside(self, module: torch.nn.Module) -> Iterator[None]:
-        """While ``module`` runs."""
+        """``module`` runs in the block."""
         wrapped: torch.nn.Module = getattr(module, "_orig_mod", module)  # of torch.compile's OptimizedModule
         if not self.modules and id(wrapped) not in self._names:
             named = wrapped.named_modules()

@@ -23,37 +23,40 @@ from oom_magic.predict.isolation.live_objects import (
 from oom_magic.predict.isolation.patching import patched
 
 _collect, _freeze = gc.collect, gc.freeze
-_SELDOM, _PER_CALL = 4, 64  # count young objects at every fourth operator, or less often where there are many
+_LEAST_INTERVAL, _YOUNG_PER_OPERATOR = (
+    4,
+    64,
+)  # count young objects at every fourth operator, or less often where there are many
 
 
 class Collector:
-    """Stands in for the collector, which is off while a dry run lasts.
+    """Replaces the collector, which is disabled in a dry run, and starts its collections.
 
-    ``num_own`` says how many containers the dry run itself holds. ``has_collected``
-    is told after each collection how many of them it freed.
+    ``num_own`` returns the number of containers that the dry run itself holds. ``on_collected`` is called after each
+    collection with the number of them that it freed.
     """
 
-    def __init__(self, num_own: Callable[[], int], has_collected: Callable[[int], None]) -> None:
+    def __init__(self, num_own: Callable[[], int], on_collected: Callable[[int], None]) -> None:
         self._num_own = num_own
-        self._has_collected = has_collected
+        self._on_collected = on_collected
         self._own_before = 0  # at the last collection
-        self._num_passed = self._next_look = 0  # operators since the last look, and how many until the next one
+        self._num_operators = self._interval = 0  # operators since the last look, and how many until the next one
         self._num_young = self._num_middle = 0  # collections since the last one of the next generation
         self._num_pending = self._num_old = 0
         self._is_on = True
 
     @contextmanager
-    def standing_in(self) -> Iterator[None]:
-        """While a dry run lasts. Earlier objects count as old and are only examined if they hold fake tensors."""
+    def active(self) -> Iterator[None]:
+        """Replace the collector in the block. Earlier objects are old, and visited only if they hold fake tensors."""
         if self._num_own():
             with users_thawed():
                 gc.collect()
-                yield from self._standing_in()
+                yield from self._active()
         else:
             with heap_set_aside(collects=False):
-                yield from self._standing_in()
+                yield from self._active()
 
-    def _standing_in(self) -> Iterator[None]:
+    def _active(self) -> Iterator[None]:
         self._own_before = self._num_own()
         self._num_young = self._num_middle = self._num_pending = 0
         self._num_old = num_live_objects()
@@ -71,8 +74,8 @@ class Collector:
 
     def collect_if_due(self) -> None:
         """Collect if CPython would: the oldest generation whose threshold is passed."""
-        self._num_passed += 1
-        if self._num_passed < self._next_look:
+        self._num_operators += 1
+        if self._num_operators < self._interval:
             return
         young, middle, old = gc.get_threshold()
         if not self._is_on or not young or self._num_made() <= young:
@@ -92,14 +95,14 @@ class Collector:
     def _num_made(self) -> int:
         """Containers made and not freed since the last collection; CPython's counter depends on its free lists."""
         num_young = count_objects(0)
-        self._num_passed, self._next_look = 0, max(_SELDOM, num_young // _PER_CALL)
+        self._num_operators, self._interval = 0, max(_LEAST_INTERVAL, num_young // _YOUNG_PER_OPERATOR)
         return num_young - (self._num_own() - self._own_before)
 
     def _collect(self, generation: int) -> int:
         own = self._num_own()
         found = _collect(generation)
         self._own_before = self._num_own()
-        self._has_collected(own - self._own_before)
+        self._on_collected(own - self._own_before)
         return found
 
     def _collect_now(self, generation: int = 2) -> int:
@@ -109,14 +112,14 @@ class Collector:
         return found
 
     def _switches(self) -> dict[str, Callable[..., Any]]:
-        """``gc.enable`` and its like, for code that turns the collector on and off."""
+        """Replacements of ``gc.enable`` and other functions that the user's code may call."""
 
-        def turn(is_on: bool) -> None:
+        def switch(is_on: bool) -> None:
             self._is_on = is_on
 
         return {
-            "enable": lambda: turn(True),
-            "disable": lambda: turn(False),
+            "enable": lambda: switch(True),
+            "disable": lambda: switch(False),
             "isenabled": lambda: self._is_on,
             "collect": self._collect_now,
             "freeze": lambda: None,

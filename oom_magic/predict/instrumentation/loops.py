@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, cast
 
 from oom_magic.language import _
 from oom_magic.memory.timeline import SourceLine
-from oom_magic.predict.instrumentation.loop_state import shapes_of, what_is_kept
+from oom_magic.predict.instrumentation.loop_state import count_kept, shapes_of
 from oom_magic.predict.isolation.run_threads import is_of_run
 from oom_magic.units import format_bytes
 from oom_magic.user_code import cell_name, is_users_file, source_text
@@ -118,7 +118,7 @@ class Loop:
         self._position = 0
         item = next(self._items)
         if not self.is_left:
-            self.kept = what_is_kept(sys._getframe(1))
+            self.kept = count_kept(sys._getframe(1))
             self._shapes.add(shapes_of(item))
         return item
 

@@ -23,7 +23,7 @@ _CATEGORY_CODE = {category: code for code, category in enumerate(CATEGORIES)}
 _PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 _FORWARD, _BACKWARD = _PHASE_CODE[Phase.FORWARD], _PHASE_CODE[Phase.BACKWARD]
 _TEMPORARY = _CATEGORY_CODE[Category.TEMPORARY]
-_PASSING = {_CATEGORY_CODE[category] for category in (Category.TEMPORARY, Category.INPUT, Category.BEFORE)}
+_PROVISIONAL = {_CATEGORY_CODE[category] for category in (Category.TEMPORARY, Category.INPUT, Category.BEFORE)}
 _ACTIVATION = _CATEGORY_CODE[Category.ACTIVATION]
 
 _T = TypeVar("_T", bound=Hashable)
@@ -34,9 +34,9 @@ SizeFunction = Callable[..., int]
 
 @dataclass(frozen=True, slots=True)
 class SizeExpression:
-    """How much a kernel takes inside: ``size_function(card, *numbers)`` bytes, or none.
+    """Bytes of a kernel's scratch memory: ``size_function(card, *numbers)``, which may be 0.
 
-    The numbers are dimensions and what follows from the code; all else, such as a threshold, is the function's.
+    The numbers are dimensions and values from the user's code; thresholds and the like are inside the function.
     """
 
     size_function: SizeFunction
@@ -51,7 +51,7 @@ class _Table(Generic[_T]):
         self._numbers: dict[_T, int] = {unknown: 0}
 
     def number(self, item: _T) -> int:
-        """The position of a value; a new one gets the next."""
+        """The number of an item; a new one gets the next number."""
         found = self._numbers.get(item)
         if found is None:
             found = self._numbers[item] = len(self.items)
@@ -62,16 +62,16 @@ class _Table(Generic[_T]):
 class Recorder:
     """Ordered allocations and frees on the pretend GPU.
 
-    ``allocate`` returns the number of the allocation, by which it is freed and given its category later;
-    it raises the allocator's AllocatorOutOfMemory when the card is full. With ``keeps_empty`` what takes nothing
-    here by its size function, but may take something with other numbers, is an allocation of 0 bytes.
+    ``allocate`` returns the number of the allocation, by which it is freed and given its category later. It raises the
+    allocator's AllocatorOutOfMemory if the card is full. ``keeps_empty``: scratch memory whose size function returns 0
+    is recorded as an allocation of 0 bytes, since it may need more with other numbers.
     """
 
     def __init__(self, allocator: CachingAllocator, *, keeps_empty: bool = False) -> None:
         self.allocator = allocator
         self.keeps_empty = keeps_empty
         self.expressions: dict[int, SizeExpression] = {}
-        self.dims: list[int] = []  # of all tensors that came, one after another
+        self.dims: list[int] = []  # of all new tensors, one after another
         self.order: list[int] = []
         self.columns: list[tuple[int, ...]] = []  # bytes, phase, step, operator, line, module, stream
         self.category: list[int] = []
@@ -80,15 +80,15 @@ class Recorder:
         self.allocated: list[int] = []
         self.reserved: list[int] = []
         self.marks: list[Mark] = []
-        self.passing: dict[int, int] = {}  # by event: the most that a library may take besides, just before it
-        self.may_stay: set[int] = set()  # allocations that a real run may free later
+        self.transient: dict[int, int] = {}  # by event: the most bytes that a library may allocate just before it
+        self.freed_late: set[int] = set()  # allocations that a real run may free later
         self.operators = _Table("")
         self.lines = _Table(SourceLine("", 0))
         self.modules = _Table("")
         self.step = 0
         self._step_due = float("inf")
         self.watch: Callable[[], None] | None = None  # called before each allocation; may end the run
-        self.num_before = 0  # so many allocations were there when the trace began
+        self.num_before = 0  # allocations that were there when the trace began
 
     def allocate(
         self,
@@ -101,7 +101,7 @@ class Recorder:
         expression: SizeExpression | None = None,
         stream: int = 0,
     ) -> int:
-        """Take memory on a stream; the number of the allocation. Raises TimeoutError if no step ends for too long."""
+        """Allocate on a stream; returns the allocation's number. Raises TimeoutError if no step ends for too long."""
         if time.monotonic() > self._step_due:
             raise TimeoutError(
                 _(
@@ -145,40 +145,40 @@ class Recorder:
 
     def assign(self, number: int, category: Category) -> None:
         """Set an allocation's category once it is known; one that stays between steps keeps its first category."""
-        if self.category[number] in _PASSING:
+        if self.category[number] in _PROVISIONAL:
             self.category[number] = _CATEGORY_CODE[category]
 
     def restart(self) -> dict[int, int]:
-        """Begin a new trace on the same card; the new numbers of the allocations alive, by their old ones.
+        """Begin a new trace on the same card. Allocations that are alive come first in it.
 
-        They come first in it.
+        Returns their new numbers by their old ones.
         """
         numbers = {old: new for new, old in enumerate(sorted(self.blocks))}
         before = _CATEGORY_CODE[Category.BEFORE]
-        self.category = [before if self.category[old] in _PASSING else self.category[old] for old in numbers]
+        self.category = [before if self.category[old] in _PROVISIONAL else self.category[old] for old in numbers]
         self.columns = [self.columns[old] for old in numbers]
         self.block_bytes = [self.block_bytes[old] for old in numbers]
         self.blocks = {new: self.blocks[old] for old, new in numbers.items()}
         self.expressions = {numbers[old]: by for old, by in self.expressions.items() if old in numbers}
         self.order, self.marks, self.step = list(numbers.values()), [], 0
-        self.passing, self.may_stay = {}, set()
+        self.transient, self.freed_late = {}, set()
         self.num_before = len(numbers)
         self.allocated = list(accumulate(self.block_bytes))
         self.reserved = [self.allocator.reserved_bytes] * len(self.order)
         return numbers
 
     def expect_step(self) -> None:
-        """The time until the next optimizer step is counted from now on."""
+        """Count the time until the next optimizer step from now on."""
         self._step_due = time.monotonic() + STEP_LIMIT_SECONDS
 
     def mark(self, kind: MarkKind) -> None:
         """Note a moment that allocates nothing."""
         self.marks.append(Mark(len(self.order), kind))
 
-    def note_passing(self, num_bytes: int) -> None:
-        """A library may take up to this many bytes here for a moment; the trace goes on without them."""
+    def note_transient(self, num_bytes: int) -> None:
+        """Note that a library may allocate up to this many bytes here for a moment; the trace goes on without them."""
         if num_bytes:
-            self.passing[len(self.order)] = max(num_bytes, self.passing.get(len(self.order), 0))
+            self.transient[len(self.order)] = max(num_bytes, self.transient.get(len(self.order), 0))
 
     def empty_cache(self) -> None:
         """What ``torch.cuda.empty_cache`` does."""
@@ -220,14 +220,13 @@ class Recorder:
 
 
 def _with_activations(order: np.ndarray, category: np.ndarray, phase: np.ndarray) -> np.ndarray:
-    """The categories, where what a forward made and the next backward (or the end) still finds is an activation."""
-    made = np.flatnonzero(order >= 0)
-    backward = made[phase[order[made]] == _BACKWARD]
-    born = np.empty(len(category), dtype=np.int64)
-    born[order[made]] = made
-    died = np.full(len(category), len(order), dtype=np.int64)
-    gone = np.flatnonzero(order < 0)
-    died[~order[gone]] = gone
-    following = np.append(backward, len(order))[np.searchsorted(backward, born)]
-    saved = (phase == _FORWARD) & (category == _TEMPORARY) & (died >= following)
+    """The categories; what a forward allocated and the next backward, or the end, finds alive is an activation."""
+    allocations, frees = np.flatnonzero(order >= 0), np.flatnonzero(order < 0)
+    backward = allocations[phase[order[allocations]] == _BACKWARD]
+    begin = np.empty(len(category), dtype=np.int64)
+    begin[order[allocations]] = allocations
+    end = np.full(len(category), len(order), dtype=np.int64)
+    end[~order[frees]] = frees
+    next_backward = np.append(backward, len(order))[np.searchsorted(backward, begin)]
+    saved = (phase == _FORWARD) & (category == _TEMPORARY) & (end >= next_backward)
     return np.where(saved, _ACTIVATION, category)

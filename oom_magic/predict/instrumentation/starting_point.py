@@ -1,4 +1,4 @@
-"""The starting point of a run on a real device, to which a rehearsal takes the user's objects back.
+"""The state of the user's objects before a run on a real device, which a rehearsal restores.
 
 It is recorded before each cell and used only if the cell runs out of memory. It consists of weak references, identities
 and plain values, and keeps no object of the user's alive.
@@ -34,8 +34,8 @@ _OF_THE_SHELL = ("In", "Out", "exit", "quit", "get_ipython", "open")
 
 
 @dataclass(frozen=True, slots=True)
-class TensorWas:
-    """A tensor's earlier state: its address, type, whether it had or required a gradient, whether autograd made it."""
+class TensorState:
+    """A tensor's earlier state: device, type, whether it had or required a gradient, whether autograd made it."""
 
     reference: weakref.ref[torch.Tensor]
     device: torch.device
@@ -59,8 +59,8 @@ class StartingPoint:
     """The process as it was: tensors, the containers of modules, optimizers and names, the user's own objects; on the
     cards, what libraries keep between calls.
 
-    The names ``but`` are taken not to have been there. ``dropped`` are the names that the run made since; ``needed``
-    those of them that a rehearsal needs after all, as it reads them before it makes them.
+    The names ``but`` are assumed not to have been there. ``dropped``: the names that the run has assigned since;
+    ``needed``: those of them that a rehearsal reads before it assigns them.
     """
 
     def __init__(self, namespaces: Sequence[dict[str, Any]], but: Collection[str] = ()) -> None:
@@ -74,7 +74,7 @@ class StartingPoint:
         self._num_entries = 0
         live = find_live_objects()
         self.workspaces = _workspaces(live.tensors)
-        self._tensors = {id(tensor): was for tensor in live.tensors if (was := _was(tensor)) is not None}
+        self._tensors = {id(tensor): was for tensor in live.tensors if (was := _state_of(tensor)) is not None}
         for one in (*live.modules, *live.tools):
             self._references[id(one)] = weakref.ref(one)
         for namespace in namespaces:
@@ -83,12 +83,11 @@ class StartingPoint:
             self._note(vars(one), _DEPTH, weakref.ref(one), ())
 
     @classmethod
-    def supposed(cls, namespace: dict[str, Any], made: Collection[str]) -> StartingPoint:
-        """The supposed starting point of a failed run that was not recorded: the present objects without those of the
-        run.
+    def inferred(cls, namespace: dict[str, Any], made: Collection[str]) -> StartingPoint:
+        """The starting point of a failed run that was not recorded: the objects of now without those of the run.
 
-        Objects reachable only from names that it ``made`` were absent, as were gradients and results of autograd.
-        Workspaces are taken to be its own.
+        Objects that only names it ``made`` lead to were absent, as were gradients and results of autograd. Workspaces
+        are assumed to be its own.
         """
         stayed = {name: value for name, value in namespace.items() if _is_users(name) and name not in made}
         reached = Reach(seen={id(namespace)})  # functions lead to all names
@@ -103,7 +102,7 @@ class StartingPoint:
         }
         return point
 
-    def tensor(self, tensor: torch.Tensor) -> TensorWas | None:
+    def tensor(self, tensor: torch.Tensor) -> TensorState | None:
         """The tensor's earlier state; None for one that did not exist."""
         was = self._tensors.get(id(tensor))
         return was if was is not None and was.reference() is tensor else None
@@ -120,7 +119,7 @@ class StartingPoint:
         return is_dropped
 
     def restore(self, noting: Callable[[Any, int], None]) -> None:
-        """Make containers hold what they held. ``noting(container, depth)`` is told of each before it is changed."""
+        """Restore the contents of containers; ``noting(container, depth)`` is called before one is changed."""
         self.dropped.clear()
         for one in self._contents:
             container = _find(one)
@@ -162,7 +161,7 @@ class StartingPoint:
         container.update(left) if isinstance(container, set) else container.extend(left)
 
     def _in_its_place(self, found: Any, container: Any, at: int, identity: int) -> Any:
-        """The container that replaced this one since, as ``load_state_dict`` replaces the groups of an optimizer."""
+        """The container that has replaced this one, as ``load_state_dict`` replaces the groups of an optimizer."""
         is_replaced = found is _ABSENT and identity in self._seen and at < len(container)
         return container[at] if is_replaced and isinstance(container[at], (*_DICTS, *_LISTS)) else found
 
@@ -217,10 +216,10 @@ class StartingPoint:
                 self._note(own, depth - 1, weakref.ref(value), ())
 
 
-def _was(tensor: torch.Tensor) -> TensorWas | None:
+def _state_of(tensor: torch.Tensor) -> TensorState | None:
     try:
         has_grad = tensor.is_leaf and tensor.grad is not None
-        return TensorWas(
+        return TensorState(
             weakref.ref(tensor), tensor.device, tensor.dtype, has_grad, tensor.requires_grad, not tensor.is_leaf
         )
     except (RuntimeError, NotImplementedError, AttributeError):  # wrappers of functorch and others

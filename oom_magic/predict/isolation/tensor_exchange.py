@@ -31,7 +31,7 @@ from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META, Place, identity, is_large
-from oom_magic.predict.instrumentation.starting_point import StartingPoint, TensorWas
+from oom_magic.predict.instrumentation.starting_point import StartingPoint, TensorState
 from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_objects
 from oom_magic.predict.isolation.objects.users_objects import Iterators, note_state
 from oom_magic.predict.isolation.patching import Journal, patched
@@ -451,7 +451,7 @@ class FakeCopies:
             self._adopt(made, source, isinstance(tensor, torch.nn.Parameter))
         return made.requires_grad_((tensor if was is None else was).requires_grad)
 
-    def _made_since(self, tensor: torch.Tensor, was: TensorWas | None) -> torch.Tensor:
+    def _made_since(self, tensor: torch.Tensor, was: TensorState | None) -> torch.Tensor:
         """The copy of a tensor that the failed run made, which takes nothing yet, or moved: it is where it was."""
         dtype = tensor.dtype if was is None else was.dtype
         made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype, device=META)
@@ -474,8 +474,8 @@ class FakeCopies:
 
     def _card_of(self, source: torch.Tensor) -> int:
         """The card of the user's tensor, or of its copy in the session this one starts from."""
-        spot = self._origin.gpu.spot(source) if source.is_meta and self._origin is not None else None
-        return self._card_named(source.device.index if spot is None else spot.card)
+        location = self._origin.gpu.location(source) if source.is_meta and self._origin is not None else None
+        return self._card_named(source.device.index if location is None else location.card)
 
     def _card_named(self, index: int | None) -> int:
         """The card of this number, as far as there are so many."""

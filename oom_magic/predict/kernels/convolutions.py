@@ -119,7 +119,7 @@ def compute(call: Call, convolution: Convolution) -> None:
     autograd's backward runs in a thread of its own.
     """
     gpu = call.gpu
-    gpu.recorder.note_passing(convolution.most_bytes)
+    gpu.recorder.note_transient(convolution.most_bytes)
     if torch.backends.cudnn.benchmark:
         key = (gpu.current, torch._C._current_graph_task_id() != -1, convolution)
         if key not in gpu.tried_convolutions:
