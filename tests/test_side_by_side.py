@@ -93,3 +93,13 @@ def test_runs_without_names_are_numbered():
     one, other = predicted(), failed()
     assert list(compare(one).reports) == ["run 1"]
     assert list(compare([one, other]).reports) == ["run 1", "run 2"]
+
+
+def test_tables_for_pandas():
+    pytest.importorskip("pandas")
+    run = predicted()
+    (row,) = compare({"now": run}).to_dataframe().to_dict("records")
+    assert row["run"] == "now" and row["peak_reserved_bytes"] == run.peak_reserved_bytes
+    assert sum(row[name] for name in run.breakdown) == row["peak_allocated_bytes"] == run.peak_allocated_bytes
+    table = ratios({"parameter": MIB}, run.highest).to_dataframe().set_index("name")
+    assert table.loc["parameter", "ratio"] == MIB / run.highest["parameter"]

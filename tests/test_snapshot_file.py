@@ -72,7 +72,7 @@ def test_files_that_are_none_are_refused_with_the_fix(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="_record_memory_history"):
         om.load_snapshot(file)
     file.write_bytes(pickle.dumps(Path("x")))
-    with pytest.raises(ValueError, match="holds no pathlib"):
+    with pytest.raises(ValueError, match="contains no pathlib"):
         om.load_snapshot(file)
     predicted().save_snapshot(file)
     file.write_bytes(pickle.dumps({**pickle.loads(file.read_bytes()), "card": {}}))  # as PyTorch writes it

@@ -8,7 +8,7 @@ from typing import Any
 
 from oom_magic.language import _
 from oom_magic.memory.categories import CATEGORIES
-from oom_magic.memory.report import MemoryReport
+from oom_magic.memory.report import MemoryReport, data_frame
 from oom_magic.results import Result
 
 
@@ -63,6 +63,21 @@ class SideBySide(Result):
     def to_dict(self) -> dict[str, Any]:
         """Each run's report as plain data."""
         return {name: report.to_dict() for name, report in self.reports.items()}
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame with a row for each run: both peaks and every category at the peak, in bytes.
+
+        Raises ImportError with the fix where pandas is not installed.
+        """
+        return data_frame(
+            {
+                "run": name,
+                "peak_allocated_bytes": report.peak_allocated_bytes,
+                "peak_reserved_bytes": report.peak_reserved_bytes,
+                **{category.value: report.breakdown[category.value] for category in CATEGORIES},
+            }
+            for name, report in self.reports.items()
+        )
 
 
 Runs = Mapping[str, MemoryReport] | Iterable[MemoryReport] | MemoryReport
@@ -120,6 +135,10 @@ class Ratios(Result):
         """For each name: bytes by hand, bytes in the run, ratio."""
         return {name: {"by_hand": size, "in_run": self.in_run[name], "ratio": self[name]}
                 for name, size in self.by_hand.items()}  # fmt: skip
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame with a row for each name, as in ``to_dict``; ImportError where pandas is not installed."""
+        return data_frame({"name": name, **row} for name, row in self.to_dict().items())
 
 
 def ratios(by_hand: Mapping[Any, int], in_run: Mapping[Any, int]) -> Ratios:

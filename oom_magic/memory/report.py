@@ -330,11 +330,7 @@ class MemoryReport(Result):
         }  # fmt: skip
         if of not in tables:
             raise ValueError(_("to_dataframe({of!r}): the tables are {tables}.", of=of, tables=", ".join(tables)))
-        try:
-            import pandas
-        except ImportError:
-            raise ImportError(_("to_dataframe() needs pandas: pip install pandas.")) from None
-        return pandas.DataFrame(tables[of])
+        return data_frame(tables[of])
 
     def save_snapshot(self, path: str | Path) -> None:
         """Write the run as a memory snapshot that pytorch.org/memory_viz opens."""
@@ -468,3 +464,12 @@ def _by_step(timeline: Timeline, replayed: Replay) -> tuple[StepUsage, ...]:
         steps.append(StepUsage(number, int(window.max()), reserved, phase))
         start = end
     return tuple(steps)
+
+
+def data_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
+    """A pandas DataFrame of these rows. Raises ImportError with the fix where pandas is not installed."""
+    try:
+        import pandas
+    except ImportError:
+        raise ImportError(_("to_dataframe() needs pandas: pip install pandas.")) from None
+    return pandas.DataFrame(list(rows))
