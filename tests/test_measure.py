@@ -71,7 +71,7 @@ def assembled(recorded: dict[str, Any], batch: Batch) -> Assembler:
     assembler = Assembler(state_of(given["state"]), given["count"], AllocatorSettings())
     for at_event, owners, ends_step in given["notes"]:
         known = {address: (Category(category), path) for address, category, path in owners}
-        assembler.note(at_event, known, ends_step=ends_step)
+        assembler.observe_owners(at_event, known, ends_step=ends_step)
     assembler.feed(batch)
     return assembler
 

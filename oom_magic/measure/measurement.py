@@ -67,7 +67,7 @@ def measure(
                 " would take on one."
             )
         )
-    return Measurement(_index_of(device), users_names(1) if namespace is None else namespace)
+    return Measurement(_index_of(device), users_names() if namespace is None else namespace)
 
 
 class Measurement:
@@ -102,7 +102,7 @@ class Measurement:
         state = history.read_current_state(self.device)
         self._start = _Counters.read(self.device)
         self._assembler = Assembler(state, self._start.num_events, self._settings)
-        self._assembler.note(self._start.num_events, self._owners.by_address)
+        self._assembler.observe_owners(self._start.num_events, self._owners.by_address)
         self._history = history.observe(self.device, self._assembler.feed)
         self._hook = register_optimizer_step_post_hook(self._after_step)
         return self
@@ -114,7 +114,7 @@ class Measurement:
         self._hook.remove()
         try:
             owners = find_owners()
-            self._assembler.note(history.count_events(self.device), owners.by_address)
+            self._assembler.observe_owners(history.count_events(self.device), owners.by_address)
         finally:
             history.ignore(self._history, self._assembler.feed)
         with gc_disabled():
@@ -135,7 +135,7 @@ class Measurement:
             self._stepped.add(id(optimizer))
         except Exception as error:  # an unusual tensor subclass must not break the user's training
             self._problems.add(_("The owners of memory could not be determined after a step: {error}", error=error))
-        self._assembler.note(count, owners.by_address, ends_step=True)
+        self._assembler.observe_owners(count, owners.by_address, ends_step=True)
         self._history.drain_if_large()
 
     def _build(self, has_graph: bool, error: BaseException | None) -> MemoryReport:

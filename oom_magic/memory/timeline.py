@@ -5,15 +5,16 @@ Columns of NumPy arrays, not objects: a training step of a large model has 100,0
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
+_T = TypeVar("_T", bound=Hashable)
 _COLUMNS = ("requested_bytes", "category", "phase", "step", "operator", "line", "module", "stream")  # by allocation
 
 
@@ -49,6 +50,21 @@ class SourceLine:
     def __str__(self) -> str:
         """``file:line``."""
         return f"{self.file}:{self.line}"
+
+
+class NameTable(Generic[_T]):
+    """Operators, lines or modules, numbered in the order of first use. Number 0 is ``unknown``."""
+
+    def __init__(self, unknown: _T) -> None:
+        self._numbers = {unknown: 0}
+
+    def number(self, item: _T) -> int:
+        """The number of an item; a new one gets the next number."""
+        return self._numbers.setdefault(item, len(self._numbers))
+
+    def items(self) -> tuple[_T, ...]:
+        """All items in the order of their numbers: a table of ``Timeline``."""
+        return tuple(self._numbers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from oom_magic.memory.report import Device
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One GPU as torch numbers it, and what the driver says of it (``problem``: why it says nothing)."""
+    """One GPU as torch numbers it, and what the driver reports (``problem``: why it reports nothing)."""
 
     index: int
     device: Device
@@ -69,7 +69,7 @@ def num_multiprocessors(index: int) -> int:
 
 
 def driver_reading(index: int) -> CardReading:
-    """What the driver says of torch's device ``index``."""
+    """The driver's reading of torch's device ``index``."""
     return read_card(*driver_address(index))
 
 
@@ -82,7 +82,7 @@ def driver_address(index: int) -> tuple[str, str]:
 
 
 def own_process(reading: CardReading, used_bytes: int) -> DeviceProcess | None:
-    """This process on the card: by its number, or the only one there if it accounts for what is used."""
+    """This process on the card: by its number, or the only one there if it accounts for the memory in use."""
     by_number = [process for process in reading.processes if process.pid == os.getpid()]
     if by_number:
         return by_number[0]
@@ -105,22 +105,18 @@ def _read_card(index: int) -> Card:
 
 @dataclass(frozen=True, slots=True)
 class MemorySample:
-    """The memory of a device at one moment, or of the host where there is no device. Sizes in bytes.
-
-    ``outside_bytes`` are this process's besides what torch reserved, ``other_bytes`` those of all others. ``problem``
-    says why only torch's own counters are known.
-    """
+    """The memory of a device at one moment, or of the host if there is no device. Sizes in bytes."""
 
     total_bytes: int
     allocated_bytes: int = 0
     reserved_bytes: int = 0
-    outside_bytes: int = 0
-    other_bytes: int = 0
-    problem: str = ""
+    outside_bytes: int = 0  # of this process, outside torch
+    other_bytes: int = 0  # of other processes
+    problem: str = ""  # why only torch's own counters are known
 
     @property
     def used_bytes(self) -> int:
-        """What is not free."""
+        """All memory that is not free."""
         return self.reserved_bytes + self.outside_bytes + self.other_bytes
 
     @property

@@ -1,4 +1,4 @@
-"""What the driver says of the card and of all processes on it (NVML), where it says anything."""
+"""The state of a card and its processes according to the driver (NVML), as far as it reports them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oom_magic.language import _
 
 @dataclass(frozen=True, slots=True)
 class DeviceProcess:
-    """A process on the card; ``num_bytes`` is None where the driver does not say (WSL, Windows)."""
+    """A process on the card; ``num_bytes`` is None if the driver does not report it (WSL, Windows)."""
 
     pid: int
     name: str
@@ -22,7 +22,7 @@ class DeviceProcess:
 
 @dataclass(frozen=True, slots=True)
 class CardReading:
-    """A card by its driver, in bytes. ``problem`` says why the rest is None or empty."""
+    """A card as its driver reports it, in bytes. ``problem``: why the rest is None or empty."""
 
     total_bytes: int | None = None
     used_bytes: int | None = None
@@ -44,18 +44,18 @@ def read_card(uuid: str = "", pci_bus_id: str = "") -> CardReading:
     try:
         with _library() as nvml:
             handle = _find(nvml, uuid, pci_bus_id)
-            card = _asked(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle) or handle
+            card = _query(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle) or handle
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
             return CardReading(
                 int(memory.total),
                 int(memory.used),
                 _processes(nvml, handle),
-                _text(nvml.nvmlSystemGetDriverVersion()),
-                _asked(nvml.nvmlDeviceGetTemperature, card, 0),
+                _decoded(nvml.nvmlSystemGetDriverVersion()),
+                _query(nvml.nvmlDeviceGetTemperature, card, 0),
                 _power_limit(nvml, card),
-                _is_on(nvml.nvmlDeviceGetEccMode, card),
+                _is_enabled(nvml.nvmlDeviceGetEccMode, card),
                 card is not handle,
-                _asked(nvml.nvmlDeviceGetIndex, card),
+                _query(nvml.nvmlDeviceGetIndex, card),
             )
     except Exception as error:  # NVML's own exception type can only be named once it is imported
         return CardReading(problem=_problem(error))
@@ -63,7 +63,7 @@ def read_card(uuid: str = "", pci_bus_id: str = "") -> CardReading:
 
 @contextmanager
 def open_card(uuid: str = "", pci_bus_id: str = "") -> Iterator[Callable[[], CardReading]]:
-    """A function that reads memory and processes of a card again and again, the library being open as long.
+    """A function that reads memory and processes of a card; the library stays open in the block.
 
     It never raises: a GPU may fall off the bus between two calls.
     """
@@ -75,10 +75,10 @@ def open_card(uuid: str = "", pci_bus_id: str = "") -> Iterator[Callable[[], Car
             problem = CardReading(problem=_problem(error))
             yield lambda: problem
         else:
-            yield lambda: _reading_of_memory(nvml, handle)
+            yield lambda: _read_memory(nvml, handle)
 
 
-def _reading_of_memory(nvml: Any, handle: Any) -> CardReading:
+def _read_memory(nvml: Any, handle: Any) -> CardReading:
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         return CardReading(int(memory.total), int(memory.used), _processes(nvml, handle))
@@ -91,7 +91,7 @@ def name_cards() -> tuple[str, ...]:
     try:
         with _library() as nvml:
             handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-            return tuple(_text(nvml.nvmlDeviceGetName(handle)) for handle in handles)
+            return tuple(_decoded(nvml.nvmlDeviceGetName(handle)) for handle in handles)
     except Exception:  # as in read_card
         return ()
 
@@ -110,19 +110,21 @@ def _library() -> Iterator[Any]:
 def _find(nvml: Any, uuid: str, pci_bus_id: str) -> Any:
     for prefix in ("GPU-", "MIG-") if uuid else ():
         with suppress(nvml.NVMLError):
-            return _instance(nvml, nvml.nvmlDeviceGetHandleByUUID((prefix + uuid).encode()))
-    return _instance(nvml, nvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id.encode()))
+            return _mig_instance(nvml, nvml.nvmlDeviceGetHandleByUUID((prefix + uuid).encode()))
+    return _mig_instance(nvml, nvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id.encode()))
 
 
-def _instance(nvml: Any, card: Any) -> Any:
+def _mig_instance(nvml: Any, card: Any) -> Any:
     """Of a divided card (MIG) the instance that this process uses, as CUDA chooses it: the one named, or the first."""
-    if not _is_on(nvml.nvmlDeviceGetMigMode, card):
+    if not _is_enabled(nvml.nvmlDeviceGetMigMode, card):
         return card
-    places = range(_asked(nvml.nvmlDeviceGetMaxMigDeviceCount, card) or 0)
-    found = [_asked(nvml.nvmlDeviceGetMigDeviceHandleByIndex, card, place) for place in places]
+    places = range(_query(nvml.nvmlDeviceGetMaxMigDeviceCount, card) or 0)
+    found = [_query(nvml.nvmlDeviceGetMigDeviceHandleByIndex, card, place) for place in places]
     instances = [one for one in found if one is not None]
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
-    named = [one for one in instances if wanted and _text(_asked(nvml.nvmlDeviceGetUUID, one) or "").startswith(wanted)]
+    named = [
+        one for one in instances if wanted and _decoded(_query(nvml.nvmlDeviceGetUUID, one) or "").startswith(wanted)
+    ]
     return (named or instances or [card])[0]
 
 
@@ -136,7 +138,7 @@ def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...]:
             if process.pid in found:
                 continue
             used = process.usedGpuMemory
-            name = _text(_asked(nvml.nvmlSystemGetProcessName, process.pid) or "")  # another user's, or ended
+            name = _decoded(_query(nvml.nvmlSystemGetProcessName, process.pid) or "")  # another user's, or ended
             found[process.pid] = DeviceProcess(process.pid, name, None if used is None else int(used))
     return tuple(found.values())
 
@@ -147,23 +149,23 @@ def _problem(error: Exception) -> str:
     return _("the driver does not respond: {error}", error=error)
 
 
-def _asked(function: Any, *args: Any) -> Any:
-    """The driver's answer, or None: many cards do not know everything."""
+def _query(function: Any, *args: Any) -> Any:
+    """The driver's answer, or None: cards differ in what they support."""
     try:
         return function(*args)
     except Exception:  # as in read_card
         return None
 
 
-def _is_on(function: Any, handle: Any) -> bool | None:
-    current_and_pending = _asked(function, handle)
+def _is_enabled(function: Any, handle: Any) -> bool | None:
+    current_and_pending = _query(function, handle)
     return None if current_and_pending is None else bool(current_and_pending[0])
 
 
 def _power_limit(nvml: Any, handle: Any) -> int | None:
-    milliwatts = _asked(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    milliwatts = _query(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return None if milliwatts is None else int(milliwatts) // 1000
 
 
-def _text(value: str | bytes) -> str:
+def _decoded(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,10 +1,10 @@
-"""From allocator history to Timeline and Replay: what measuring hands to the record."""
+"""Builds the Timeline and the Replay of a measured run from the history of PyTorch's allocator."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Mapping
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,11 +17,11 @@ from oom_magic.memory.allocator.segments import MIN_BLOCK_BYTES, SMALL_BYTES, Po
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.categories import CATEGORIES, Category
 from oom_magic.memory.report import OutOfMemory
-from oom_magic.memory.timeline import PHASES, IntArray, MarkKind, Phase, SourceLine, Timeline
+from oom_magic.memory.timeline import PHASES, IntArray, MarkKind, NameTable, Phase, SourceLine, Timeline
 
 
 class Layout:
-    """Which addresses of one device are given out. Sizes and addresses in bytes."""
+    """The allocated addresses of one device. Sizes and addresses in bytes."""
 
     def __init__(self, settings: AllocatorSettings) -> None:
         self._round = CachingAllocator(settings=settings).rounded
@@ -32,18 +32,18 @@ class Layout:
         self._sizes: dict[int, int] = {}  # of every block given out
 
     def add_segment(self, address: int, num_bytes: int) -> None:
-        """A segment came from the driver. Those of the small pool (2 MiB) always split, so are not kept."""
+        """A segment was allocated by the driver. Those of the small pool (2 MiB) always split, so are not kept."""
         if num_bytes > 2 * SMALL_BYTES:
             self._segments[address] = num_bytes
             insort(self._starts, address)
 
     def remove_segment(self, address: int) -> None:
-        """A segment went back to the driver."""
+        """A segment was returned to the driver."""
         if self._segments.pop(address, None) is not None:
             del self._starts[bisect_left(self._starts, address)]
 
     def put(self, address: int, num_bytes: int) -> None:
-        """A block of known size is given out."""
+        """A block of known size is allocated."""
         self._sizes[address] = num_bytes
         if num_bytes > SMALL_BYTES:
             insort(self._large, address)
@@ -52,19 +52,19 @@ class Layout:
         """The size of the block that served a request."""
         size = self._round(requested_bytes)
         if size > SMALL_BYTES:
-            room = self._room_behind(address, size)
+            room = self._room_after(address, size)
             if size >= self._max_split_bytes or room - size <= SMALL_BYTES:
                 size = room
         self.put(address, size)
         return size
 
     def free(self, address: int) -> None:
-        """A block can be given out again."""
+        """A block is free."""
         size = self._sizes.pop(address, 0)
         if size > SMALL_BYTES:
             del self._large[bisect_left(self._large, address)]
 
-    def _room_behind(self, address: int, size: int) -> int:
+    def _room_after(self, address: int, size: int) -> int:
         """Bytes up to the next allocated block or the segment's end (expandable ones always split: ``size``)."""
         position = bisect_right(self._starts, address) - 1
         start = self._starts[position] if position >= 0 else 0
@@ -79,12 +79,12 @@ class Layout:
 
 _COLUMNS = ("requested_bytes", "category", "phase", "step", "operator", "line", "module", "stream")
 MAX_EVENTS = 400_000  # beyond this the middle of a long run is dropped; 0.2 KB of host memory each
-_UNSEEN = Site()  # of allocations whose making was not recorded
-_FORGOTTEN = Allocation(0, 0, 0, _UNSEEN, None, Phase.OTHER, 0)
+_UNRECORDED = Site()  # of allocations whose making was not recorded
+_FORGOTTEN = Allocation(0, 0, 0, _UNRECORDED, None, Phase.OTHER, 0)
 
 
-class Note(NamedTuple):
-    """Something seen after ``at_event`` allocations and frees: owners by address, perhaps a step's end."""
+class Observation(NamedTuple):
+    """The owners of memory by address, seen after ``at_event`` allocations and frees, perhaps at a step's end."""
 
     at_event: int
     number: int
@@ -120,7 +120,7 @@ class FailedRequest(NamedTuple):
 
 
 class Assembler:
-    """Builds one timeline from batches of history and notes. ``count`` is torch's count of events so far."""
+    """Builds one timeline from batches of history and observed owners. ``count``: torch's number of events so far."""
 
     def __init__(self, state: AllocatorState, count: int, settings: AllocatorSettings) -> None:
         self.num_missing = 0  # events that the history lost
@@ -130,8 +130,8 @@ class Assembler:
         self._settings = settings
         self._count = count
         self.log = EventLog()
-        self._notes: list[Note] = []
-        self._num_notes = 0
+        self._observations: list[Observation] = []
+        self._num_observations = 0
         self._live: dict[int, int] = {}
         self._layout = Layout(settings)
         self._sites: dict[tuple[Frame, ...], Site] = {}
@@ -153,30 +153,30 @@ class Assembler:
         }
         self._adopt(state.segments, state.blocks, Category.BEFORE)
 
-    def note(self, at_event: int, owners: Mapping[int, Owner], *, ends_step: bool = False) -> None:
-        """Remember what was seen when torch's count of events was ``at_event``."""
-        self._num_notes += 1
-        insort(self._notes, Note(at_event, self._num_notes, owners, ends_step))
+    def observe_owners(self, at_event: int, owners: Mapping[int, Owner], *, ends_step: bool = False) -> None:
+        """Note the owners of memory that were seen when torch's count of events was ``at_event``."""
+        self._num_observations += 1
+        insort(self._observations, Observation(at_event, self._num_observations, owners, ends_step))
 
     def feed(self, batch: Batch) -> None:
-        """Add what happened since the last batch."""
+        """Add the events since the last batch."""
         if batch.num_missing:
-            self._rejoin(batch)
+            self._resume(batch)
         # the counter is exact at the end, so reserved is counted back from there
         self._reserved_now = batch.reserved_bytes - sum(map(_reserved_change, batch.entries))
         self._has_retries = batch.has_retries or self._settings.garbage_collection_threshold > 0
         for entry in batch.entries:
-            if self._notes and self._notes[0].at_event <= self._count:
-                self._apply_notes()
+            if self._observations and self._observations[0].at_event <= self._count:
+                self._apply_observations()
             self._handlers[entry.action](entry)
-        self._apply_notes()
+        self._apply_observations()
         self.drift_bytes = batch.allocated_bytes - self._allocated_now
         if len(self.log.order) > MAX_EVENTS:
             for index in self.log.forget_middle_steps():
                 self.allocations[index] = _FORGOTTEN
 
     def new_addresses(self) -> set[int]:
-        """Addresses of what was allocated since the start and is still alive."""
+        """Addresses of memory that was allocated since the start and is still alive."""
         return {address for address, index in self._live.items() if not self.allocations[index].is_before}
 
     def timeline(self, *, has_graph: bool, workspace_sizes: frozenset[int]) -> Timeline:
@@ -186,16 +186,16 @@ class Assembler:
         order = self.log.order
         classify(self.allocations, order, has_graph=has_graph, workspace_sizes=workspace_sizes)
         mirrored = mirrored_operators(self.allocations, order)
-        operators, lines, modules = _Table(""), _Table(SourceLine("", 0)), _Table("")
+        operators, lines, modules = NameTable(""), NameTable(SourceLine("", 0)), NameTable("")
         rows = [
             (
                 one.requested_bytes,
                 CATEGORIES.index(one.category or Category.TEMPORARY),
                 PHASES.index(one.phase),
                 one.step,
-                operators.index(mirrored.get(index, one.site.operator)),
-                lines.index(one.line or SourceLine("", 0)),
-                modules.index(one.module),
+                operators.number(mirrored.get(index, one.site.operator)),
+                lines.number(one.line or SourceLine("", 0)),
+                modules.number(one.module),
                 one.stream,
             )
             for index, one in enumerate(self.allocations)
@@ -212,7 +212,7 @@ class Assembler:
         )
 
     def replayed(self, num_retries: int) -> Replay:
-        """What the real allocator did, in the form of a simulated one's."""
+        """What the real allocator did, in the form in which a replay returns it."""
         block_bytes = [one.block_bytes for one in self.allocations]
         return Replay(
             np.array(self.log.allocated, dtype=np.int64),
@@ -232,41 +232,41 @@ class Assembler:
         for block in blocks:
             self._layout.put(block.address, block.num_bytes)
             if block.address not in self._live:
-                born = self._allocation(block.requested_bytes, block.num_bytes, block.stream, _UNSEEN)
-                born.category, born.is_before = category, category is Category.BEFORE
-                self._born(block.address, born)
+                allocation = self._allocation(block.requested_bytes, block.num_bytes, block.stream, _UNRECORDED)
+                allocation.category, allocation.is_before = category, category is Category.BEFORE
+                self._add(block.address, allocation)
 
-    def _rejoin(self, batch: Batch) -> None:
+    def _resume(self, batch: Batch) -> None:
         """Continue after lost events from the state in which the recorded ones must have begun."""
         segments, blocks = state_before(batch)
         self.num_missing += batch.num_missing
         self._count += batch.num_missing
         for address in self._live.keys() - blocks.keys():
-            self._died(address)
+            self._remove(address)
         self._layout = Layout(self._settings)
         self._adopt(segments.items(), blocks.values(), None)
 
-    def _apply_notes(self) -> None:
-        while self._notes and self._notes[0].at_event <= self._count:
-            note = self._notes.pop(0)
-            for address, (category, module) in note.owners.items():
+    def _apply_observations(self) -> None:
+        while self._observations and self._observations[0].at_event <= self._count:
+            observation = self._observations.pop(0)
+            for address, (category, module) in observation.owners.items():
                 index = self._live.get(address)
                 if index is not None:
                     self.allocations[index].claim(category, module)
-            if note.ends_step:
+            if observation.ends_step:
                 self.log.mark(MarkKind.STEP_END)
                 self._step = max(self._step, 1) + 1
 
     def _allocation(self, requested_bytes: int, block_bytes: int, stream: int, site: Site) -> Allocation:
         return Allocation(requested_bytes, block_bytes, stream, site, None, self._phase, self._step)
 
-    def _born(self, address: int, allocation: Allocation) -> None:
+    def _add(self, address: int, allocation: Allocation) -> None:
         index = self._live[address] = len(self.allocations)
         self.allocations.append(allocation)
         self._allocated_now += allocation.block_bytes
         self.log.append(index, self._allocated_now, self._reserved_now)
 
-    def _died(self, address: int) -> None:
+    def _remove(self, address: int) -> None:
         index = self._live.pop(address, None)
         if index is not None:
             self._allocated_now -= self.allocations[index].block_bytes
@@ -283,18 +283,18 @@ class Assembler:
     def _on_alloc(self, entry: HistoryEntry) -> None:
         self._mark_empty_cache()
         self._count += 1
-        site, line, phase = self._place(entry.frames)
+        site, line, phase = self._attribute(entry.frames)
         size = self._layout.allocate(entry.address, entry.num_bytes)
         allocation = self._allocation(entry.num_bytes, size, entry.stream, site)
         allocation.line, allocation.phase = line, phase
-        self._born(entry.address, allocation)
+        self._add(entry.address, allocation)
 
     def _on_free(self, entry: HistoryEntry) -> None:
         self._count += 1
-        self._died(entry.address)
+        self._remove(entry.address)
 
     def _on_segment_alloc(self, entry: HistoryEntry) -> None:
-        self._settle_freed_segments()
+        self._attribute_freed_segments()
         self._layout.add_segment(entry.address, entry.num_bytes)
         self._on_reserved(entry)
 
@@ -308,12 +308,12 @@ class Assembler:
         self._peak_reserved_bytes = max(self._peak_reserved_bytes, self._reserved_now)
 
     def _on_oom(self, entry: HistoryEntry) -> None:
-        self._settle_freed_segments()
-        site, line, phase = self._place(entry.frames)
+        self._attribute_freed_segments()
+        site, line, phase = self._attribute(entry.frames)
         line = line or SourceLine("", 0)
         self.failed = FailedRequest(entry.num_bytes, line, site.operator, phase, self._step)
 
-    def _settle_freed_segments(self) -> None:
+    def _attribute_freed_segments(self) -> None:
         """Attribute segments freed just before a new one to its request, if the allocator retried at all."""
         if self._has_retries:
             self._cache_emptied = False
@@ -324,8 +324,8 @@ class Assembler:
             self.log.mark(MarkKind.EMPTY_CACHE)
             self._cache_emptied = False
 
-    def _place(self, frames: tuple[Frame, ...]) -> tuple[Site, SourceLine | None, Phase]:
-        """Site, line and phase of an allocation; what the stack does not say follows from those before it.
+    def _attribute(self, frames: tuple[Frame, ...]) -> tuple[Site, SourceLine | None, Phase]:
+        """Site, line and phase of an allocation; what the stack does not show is inferred from earlier allocations.
 
         A line of the user's that calls operators directly is forward once a module has run in the step.
         What autograd's threads do belongs to the line that called backward.
@@ -369,21 +369,3 @@ def state_before(batch: Batch) -> tuple[dict[int, int], dict[int, LiveBlock]]:
         elif entry.action == Action.SEGMENT_FREE:
             segments[entry.address] = entry.num_bytes
     return segments, blocks
-
-
-_Item = TypeVar("_Item")
-
-
-class _Table(Generic[_Item]):
-    """Assigns each value a position, in the order of first use."""
-
-    def __init__(self, unknown: _Item) -> None:
-        self._positions = {unknown: 0}
-
-    def index(self, item: _Item) -> int:
-        """The position of a value; a new one gets the next."""
-        return self._positions.setdefault(item, len(self._positions))
-
-    def items(self) -> tuple[_Item, ...]:
-        """All values, by position."""
-        return tuple(self._positions)

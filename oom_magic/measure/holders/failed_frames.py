@@ -174,10 +174,10 @@ def running_shell() -> Any:
     return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
 
 
-def users_names(depth: int) -> MutableMapping[str, Any]:
-    """The notebook's variables or, outside of one, the globals of the function ``depth`` calls above."""
+def users_names() -> MutableMapping[str, Any]:
+    """The notebook's variables or, outside of one, the globals of the function that called this one's caller."""
     shell = running_shell()
-    names: MutableMapping[str, Any] = sys._getframe(depth + 1).f_globals if shell is None else shell.user_ns
+    names: MutableMapping[str, Any] = sys._getframe(2).f_globals if shell is None else shell.user_ns
     return names
 
 

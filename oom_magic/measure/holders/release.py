@@ -121,7 +121,7 @@ def release(
     ``out``: the results that IPython keeps are dropped, too.
     ``dry_run``: change nothing, and return what would be freed.
     """
-    found = users_names(1) if namespace is None else namespace
+    found = users_names() if namespace is None else namespace
     return release_from(find_accelerators(), found, names=names, out=out, dry_run=dry_run)
 
 

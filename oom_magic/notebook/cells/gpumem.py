@@ -18,7 +18,7 @@ from oom_magic.language import _
 from oom_magic.notebook.cells.names import DryNamespace
 from oom_magic.notebook.cells.running import CompiledCell, shortened, trimmed
 from oom_magic.notebook.options import checked
-from oom_magic.predict.setups.gpus import DEFAULT_GPU, checked_number, counted, find_gpu
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, checked_num_gpus, counted, find_gpu
 from oom_magic.predict.setups.hardware import Hardware
 from oom_magic.views.blocks import Block, Description, Facts
 
@@ -57,7 +57,7 @@ class CardOptions:
             raise UsageError(_("--rank chooses which process to follow; give --num-processes too."))
         number, name = checked("--num-gpus", lambda _text: counted(gpu, num_gpus), "") if gpu else (num_gpus, None)
         if number is not None:
-            checked("--num-gpus", lambda _text: checked_number(number, "num_gpus"), "")
+            checked("--num-gpus", lambda _text: checked_num_gpus(number), "")
         name = checked("--gpu", find_gpu, name).name if name else None
         if num_processes is not None:
             checked("--num-processes", lambda _text: Hardware.of(name, None, number or 1, num_processes, rank or 0), "")

@@ -21,7 +21,7 @@ from oom_magic.notebook.sliders.source import Estimator, FunctionSizer, SetupSiz
 from oom_magic.notebook.sliders.view import Estimate, assumption_details, error_blocks, live_blocks, settings_table
 from oom_magic.notebook.step_chart import step_picture
 from oom_magic.one_line_errors import Interrupted, OneLineErrors
-from oom_magic.predict.setups.gpus import checked_number, counted
+from oom_magic.predict.setups.gpus import checked_num_gpus, counted
 from oom_magic.views import to_fallback, to_html, to_text
 from oom_magic.views.blocks import Block, Code, Description, Details, Sentence
 from oom_magic.views.words import code_in
@@ -58,7 +58,7 @@ def sliders(
 
     with OneLineErrors("function"):
         number, gpu = counted(gpu, num_gpus) if isinstance(gpu, str) else (num_gpus, gpu)
-        num_gpus = checked_number(number, "num_gpus")
+        num_gpus = checked_num_gpus(number)
         if isinstance(fn_or_setup, TrainingSetup):
             given = {"num_gpus": num_gpus, "num_processes": num_processes or 1}
             setup = fn_or_setup.replace(**{name: number for name, number in given.items() if number != 1})

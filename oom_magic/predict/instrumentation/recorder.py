@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from oom_magic.memory.allocator.caching_allocator import CachingAllocator
 from oom_magic.memory.allocator.replay import Replay
 from oom_magic.memory.allocator.segments import Block
 from oom_magic.memory.categories import CATEGORIES, Category
-from oom_magic.memory.timeline import PHASES, Mark, MarkKind, Phase, SourceLine, Timeline
+from oom_magic.memory.timeline import PHASES, Mark, MarkKind, NameTable, Phase, SourceLine, Timeline
 
 STEP_LIMIT_SECONDS = 300
 
@@ -25,9 +24,6 @@ _FORWARD, _BACKWARD = _PHASE_CODE[Phase.FORWARD], _PHASE_CODE[Phase.BACKWARD]
 _TEMPORARY = _CATEGORY_CODE[Category.TEMPORARY]
 _PROVISIONAL = {_CATEGORY_CODE[category] for category in (Category.TEMPORARY, Category.INPUT, Category.BEFORE)}
 _ACTIVATION = _CATEGORY_CODE[Category.ACTIVATION]
-
-_T = TypeVar("_T", bound=Hashable)
-
 
 SizeFunction = Callable[..., int]
 
@@ -41,22 +37,6 @@ class SizeExpression:
 
     size_function: SizeFunction
     numbers: tuple[int, ...]
-
-
-class _Table(Generic[_T]):
-    """Items numbered in order of arrival; number 0 is "unknown"."""
-
-    def __init__(self, unknown: _T) -> None:
-        self.items: list[_T] = [unknown]
-        self._numbers: dict[_T, int] = {unknown: 0}
-
-    def number(self, item: _T) -> int:
-        """The number of an item; a new one gets the next number."""
-        found = self._numbers.get(item)
-        if found is None:
-            found = self._numbers[item] = len(self.items)
-            self.items.append(item)
-        return found
 
 
 class Recorder:
@@ -82,9 +62,9 @@ class Recorder:
         self.marks: list[Mark] = []
         self.transient: dict[int, int] = {}  # by event: the most bytes that a library may allocate just before it
         self.freed_late: set[int] = set()  # allocations that a real run may free later
-        self.operators = _Table("")
-        self.lines = _Table(SourceLine("", 0))
-        self.modules = _Table("")
+        self.operators = NameTable("")
+        self.lines = NameTable(SourceLine("", 0))
+        self.modules = NameTable("")
         self.step = 0
         self._step_due = float("inf")
         self.watch: Callable[[], None] | None = None  # called before each allocation; may end the run
@@ -201,9 +181,9 @@ class Recorder:
             line=line,
             module=module,
             stream=stream,
-            operators=tuple(self.operators.items),
-            lines=tuple(self.lines.items),
-            modules=tuple(self.modules.items),
+            operators=self.operators.items(),
+            lines=self.lines.items(),
+            modules=self.modules.items(),
             marks=tuple(self.marks),
         )
 

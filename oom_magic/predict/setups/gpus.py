@@ -99,14 +99,14 @@ def is_card(name: str) -> bool:
     return _key(counted(name)[1]) in _cards_by_key()
 
 
-def checked_number(number: Any, name: str) -> int:
-    """A count of 1 or more. Raises ValueError naming the argument, the value and the fix."""
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        values = {"name": name, "number": number}
+def checked_num_gpus(num_gpus: Any) -> int:
+    """``num_gpus``, if it is a count of 1 or more. Raises ValueError with the fix."""
+    if isinstance(num_gpus, bool) or not isinstance(num_gpus, int) or num_gpus < 1:
+        values = {"name": "num_gpus", "number": num_gpus}
         raise ValueError(
             _("{name}={number!r} is not a valid count; give a whole number of 1 or more, such as {name}=2.", **values)
         )
-    return number
+    return num_gpus
 
 
 def counted(name: str, num_gpus: int | None = None) -> tuple[int | None, str]:

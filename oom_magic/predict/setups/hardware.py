@@ -10,7 +10,7 @@ from oom_magic.errors import InvalidSettingError
 from oom_magic.inputs import parse_bytes
 from oom_magic.language import _
 from oom_magic.memory.allocator.settings import AllocatorSettings
-from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, checked_number, counted, find_gpu
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, checked_num_gpus, counted, find_gpu
 
 _MOST_CARDS = 10_000  # each has an allocator of its own: a million take minutes to make
 
@@ -73,7 +73,7 @@ class Hardware:
         job = None if num_processes is None else Job(num_processes, rank)
         settings = AllocatorSettings.parse(_allocator_options())
         total_bytes = card.total_bytes if memory is None else parse_bytes(memory)
-        num_cards = checked_number(number, "num_gpus")
+        num_cards = checked_num_gpus(number)
         if job is not None and 1 < num_cards < job.num_processes:
             counts = {"processes": job.num_processes, "cards": number}
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Causes settled by the record of the run: what filled the memory, and what of it should have gone before."""
+"""Causes refined by the record of a run: what filled the memory, and what was kept without need."""
 
 from __future__ import annotations
 
@@ -391,7 +391,7 @@ def test_what_grows_in_the_loop_is_named_with_its_line(function, key, name, fixe
     (evidence,) = growing
     assert (evidence.key, evidence.values["name"]) == (key, name)
     assert evidence.values["kept_bytes"] > 150 * MIB
-    assert evidence.values["place"].startswith("test_settling.py:")
+    assert evidence.values["place"].startswith("test_refinement.py:")
     assert as_since_3_11(diagnosis.growth.lines["fixed"]).endswith(fixed)
     is_cause = diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
     assert is_cause is (function is not joins)

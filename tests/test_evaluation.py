@@ -1,4 +1,4 @@
-"""Prices: which rehearsals are made, in which order, and what is said of what was left out."""
+"""Evaluation of remedies: which rehearsals are made, in which order, and what is said of those left out."""
 
 from __future__ import annotations
 
