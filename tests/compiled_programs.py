@@ -219,3 +219,75 @@ def trainer(on_step: OnStep) -> None:
         report_to=[], save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
     Trainer(model, arguments, train_dataset=data, callbacks=[EachStep()]).train()
+
+
+class Perceptron(nn.Module):
+    def __init__(self, width: int = 512) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.Linear(width, 100)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(F.gelu(self.b(F.gelu(self.a(x)))))
+
+
+@program
+def cuda_graphs(on_step: OnStep) -> None:
+    """Steps are warmed up, recorded and replayed; then so is an evaluation between replays."""
+    model = Perceptron().cuda()
+    run = torch.compile(model, mode="reduce-overhead")
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number in range(6):
+        x, y = torch.randn(2048, 512, device="cuda"), torch.randint(0, 100, (2048,), device="cuda")
+        loss = F.cross_entropy(run(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if number > 2:
+            with torch.no_grad():
+                _ = run(torch.randn(4096, 512, device="cuda")).argmax(1)
+        on_step(number)
+
+
+class ScaledTanh(torch.autograd.Function):
+    """A user's own function."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scale: float) -> torch.Tensor:
+        y = torch.tanh(x * scale)
+        ctx.save_for_backward(y)
+        ctx.scale = scale
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (y,) = ctx.saved_tensors
+        return gradient * (1 - y * y) * ctx.scale, None
+
+
+class Talking(nn.Module):
+    """A print and a value that is read end graphs: the errors with which they end hold the frames that were running."""
+
+    def __init__(self, width: int = 1024) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = ScaledTanh.apply(self.a(x), 0.5)
+        print("shape", x.shape)
+        x = ScaledTanh.apply(self.b(x), 2.0)
+        if x.sum() > 1e30:
+            x = x * 2
+        return self.c(x)
+
+
+@program
+def graph_breaks(on_step: OnStep) -> None:
+    model = Talking().cuda()
+    run = torch.compile(model)
+    optimizer = torch.optim.RMSprop(model.parameters())
+    for number in range(3):
+        loss = run(torch.randn(4096, 1024, device="cuda")).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        on_step(number)

@@ -25,7 +25,12 @@ from oom_magic.predict.operators.calls import TORCH
 from oom_magic.predict.session import DrySession
 from oom_magic.predict.sizing import store
 from oom_magic.predict.what_if.change import Change, InapplicableError
-from oom_magic.predict.what_if.compile_changes import ActivationBudget, Compiled, CompiledInBlocks
+from oom_magic.predict.what_if.compile_changes import (
+    ActivationBudget,
+    Compiled,
+    CompiledInBlocks,
+    WithoutCudaGraphs,
+)
 
 DATA = Path(__file__).parent / "data"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "compile"
@@ -177,7 +182,8 @@ def test_each_line_and_module_has_what_compiled_code_took_for_it() -> None:
 
 def _train_transformer(compile_: str = "") -> None:
     model = Body(depth=4).cuda()
-    run: Any = torch.compile(model) if compile_ == "whole" else model
+    modes = {"whole": "default", "graphs": "reduce-overhead"}
+    run: Any = torch.compile(model, mode=modes[compile_]) if compile_ in modes else model
     for block in model.blocks if compile_ == "blocks" else ():
         block.compile()
     plain(model, lambda number: None, run=run)
@@ -188,17 +194,24 @@ def _train_transformer(compile_: str = "") -> None:
 def test_what_remedies_rehearse_is_what_their_code_does() -> None:
     def changed(change: Change, compile_: str) -> int:
         session = DrySession("A100 80GB", changes=(change,), stop_after_steps=2, is_lasting=False)
-        return session.run(lambda: _train_transformer(compile_)).peak_allocated_bytes
+        return session.run(lambda: _train_transformer(compile_)).minimum_device_bytes
 
     def written(compile_: str) -> int:
-        return om.dry_run(_train_transformer, compile_, gpu="A100 80GB", stop_after_steps=2).peak_allocated_bytes
+        return om.dry_run(_train_transformer, compile_, gpu="A100 80GB", stop_after_steps=2).minimum_device_bytes
 
     blocks = written("blocks")
     assert changed(Compiled(), "") == changed(CompiledInBlocks(), "whole") == blocks != written("")
     with torch._functorch.config.patch(activation_memory_budget=ActivationBudget.SHARE):
         saved = written("whole")
     assert changed(ActivationBudget(), "whole") == saved
-    for change, compile_ in ((Compiled(), "blocks"), (CompiledInBlocks(), "blocks"), (ActivationBudget(), "")):
+    assert changed(WithoutCudaGraphs(), "graphs") == written("whole") != written("graphs")
+    inapplicable = (
+        (Compiled(), "blocks"),
+        (CompiledInBlocks(), "blocks"),
+        (ActivationBudget(), ""),
+        (WithoutCudaGraphs(), "whole"),
+    )
+    for change, compile_ in inapplicable:
         with pytest.raises(InapplicableError):
             changed(change, compile_)
 
@@ -311,25 +324,32 @@ def test_what_cannot_be_run_as_compiled_is_run_as_written(monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 @needs_triton
-def test_cuda_graphs_are_refused_by_name() -> None:
-    """Neither compiled code nor eager code bounds what their pools take; as eager code it is followed when asked for."""
+def test_what_a_cuda_graph_has_overwritten_cannot_be_read() -> None:
+    """As on CUDA: gradients of the first microbatch lie in the pool that the second takes."""
 
     def train() -> None:
         net = torch.compile(torch.nn.Linear(64, 64).cuda(), mode="reduce-overhead")
-        net(torch.randn(8, 64, device="cuda")).sum().backward()
+        for _ in range(2):
+            net(torch.randn(8, 64, device="cuda")).sum().backward()
 
-    with pytest.raises(NotImplementedError, match=r"CUDA graphs .*not supported.*--no-compile"):
+    with pytest.raises(RuntimeError, match="gradient tensor output of CUDAGraphs that has been overwritten"):
         om.dry_run(train)
-    assert om.dry_run(train, follow_compile=False).is_upper_bound
 
 
 def test_without_compiling_the_figures_are_marked_as_upper_bounds() -> None:
     report = om.dry_run(_training_step, follow_compile=False)
-    assert report.is_upper_bound
+    assert report.is_upper_bound and "more can be reserved" not in str(report)
     assert calls.why_not_followed(False) in {assumption.text for assumption in report.assumptions}
     assert "at most" in str(report) and "upper bounds" in str(report)
     assert not re.search(r"peak (allocated|reserved)(?!, at most)", str(report).partition("At the peak")[0])
     assert type(report).from_dict(report.to_dict()).is_upper_bound
+
+
+def test_eager_code_is_no_bound_of_cuda_graphs() -> None:
+    def step() -> None:
+        torch.compile(nn.Linear(8, 8).cuda(), mode="reduce-overhead")(torch.randn(8, 8, device="cuda"))
+
+    assert "more can be reserved" in " ".join(str(om.dry_run(step, follow_compile=False)).split())
 
 
 def test_an_upper_bound_that_does_not_fit_is_no_answer() -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from oom_magic.errors import InvalidSettingError
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.growth import Growth
-from oom_magic.predict.compiled import CudaGraphsError
 from oom_magic.predict.silence import silenced
 
 if TYPE_CHECKING:
@@ -256,8 +255,6 @@ def rehearse(run: Callable[[], MemoryReport]) -> MemoryReport:
         raise NotEvaluatedError(Evidence(f"reason_{error.key}", error.values), applies=False) from None
     except NameError as error:
         raise MissingNameError(_failed(error), error.name or "") from None
-    except CudaGraphsError:
-        raise NotEvaluatedError(Evidence("reason_cuda_graphs")) from None
     except Exception as error:
         raise NotEvaluatedError(_failed(error)) from None
 

@@ -122,6 +122,7 @@ def _of_compiler() -> Iterator[RemedySpec]:
 
     last = partial(_made, against=STEP, slot="compiler", combines=False)
     yield last("compile", 42, "compiled", make=compiling.Compiled)
+    yield last("no_cuda_graphs", 41, "launches", make=compiling.WithoutCudaGraphs)
     yield last("activation_budget", 43, "recomputed", make=compiling.ActivationBudget)
     yield last("compile_blocks", 44, "same", make=compiling.CompiledInBlocks)
 

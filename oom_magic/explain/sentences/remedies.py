@@ -44,7 +44,7 @@ REMEDIES: Sentences = {
     "remedy_activation_budget": (
         "Let compiled code keep half of its activations and recompute the rest (activation_memory_budget)."
     ),
-    "remedy_no_cuda_graphs": "Compile without CUDA graphs: their private pools are given back to nobody.",
+    "remedy_no_cuda_graphs": "Compile without CUDA graphs: no other code can use the memory of their pool.",
     "remedy_optimizer_8bit": "AdamW with 8-bit state (bitsandbytes).",
     "remedy_offload_optimizer": "Keep the optimizer's state in RAM and step there.",
     "remedy_shorter_sequences": "Sequences of {after} tokens instead of {before}.",
@@ -71,6 +71,7 @@ REMEDIES: Sentences = {
     "speed_same": "about the same speed",
     "speed_faster": "usually faster",
     "speed_compiled": "usually faster, once a minute or so of compiling is over",
+    "speed_launches": "somewhat slower where kernels are short: each is launched by itself",
     "speed_recomputed": "somewhat slower: what is cheap to compute is computed twice",
     "speed_accumulation": "somewhat slower: smaller matrices",
     "speed_checkpointing": "about a third slower: one more forward (Chen et al. 2016)",
@@ -340,7 +341,7 @@ REASONS: Sentences = {
     "reason_not_compiled": "the model is not compiled",
     "reason_compiler_not_followed": "what PyTorch {version} compiles is not followed (2.13 and newer is)",
     "reason_followed_as_eager": "what is compiled could not be followed",
-    "reason_cuda_graphs": "CUDA graphs, which the run takes, are not followed",
+    "reason_no_cuda_graphs_taken": "the model is not compiled for CUDA graphs",
     "reason_no_equal_blocks": "the model has no list of equal blocks to recompute",
     "reason_autocast_already": "autocast is on already",
     "reason_weights_16_bits_already": "the weights have 16 bits or fewer already",

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
@@ -17,13 +18,14 @@ from oom_magic.errors import describe_error
 from oom_magic.language import _
 from oom_magic.memory.report import Assumption, MemoryReport
 from oom_magic.predict import torch_private
-from oom_magic.predict.compiled import CudaGraphsError
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.fake_memory import OverwrittenError
 from oom_magic.predict.isolation.patching import Patches, all_patched, patched, suspended
 from oom_magic.predict.operators.calls import TORCH
 from oom_magic.user_code import is_users_file
 
 FIRST_FOLLOWED = (2, 13)  # of PyTorch
+_MODES_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
 def why_not_followed(is_wanted: bool) -> str:
@@ -53,7 +55,7 @@ def compile_followed(
     """While a dry run lasts, ``torch.compile`` compiles for the pretend GPU; ``show`` is called with what is
     compiled."""
     reason = why_not_followed(is_wanted)
-    with _as_eager(lambda: assume(reason, True)) if reason else _on_first_call(gpu, assume, show):
+    with _as_eager(partial(_note_eager, assume, reason)) if reason else _on_first_call(gpu, assume, show):
         yield
 
 
@@ -114,17 +116,31 @@ def _unseen(gpu: FakeGPU) -> Iterator[None]:
         gpu.traces = before
 
 
+def _note_eager(assume: Callable[..., None], reason: str, mode: str | None = None, options: Any = None) -> None:
+    """Say that code is followed as eager code, and where that is no bound of what is reserved."""
+    assume(reason, True)
+    if mode in _MODES_WITH_GRAPHS or (options or {}).get("triton.cudagraphs"):
+        assume(
+            _(
+                "torch.compile: CUDA graphs keep a pool that only they can use, which eager code does not have: more"
+                " can be reserved than is said"
+            )
+        )
+
+
 @contextmanager
-def _as_eager(note: Callable[[], None]) -> Iterator[None]:
+def _as_eager(note: Callable[..., None]) -> Iterator[None]:
     """``torch.compile`` returns its argument, and code that is already compiled runs as it was written."""
 
-    def compile(model: Any = None, **_unused: Any) -> Any:  # noqa: A001 (torch's own name)
+    def compile(  # noqa: A001 (torch's own name)
+        model: Any = None, *, mode: str | None = None, options: Any = None, **_unused: Any
+    ) -> Any:
         if not _is_import(sys._getframe(1)):
-            note()
+            note(mode, options)
         return model if model is not None else lambda function: function
 
-    def compile_module(*_unused: Any, **__: Any) -> None:
-        note()
+    def compile_module(*_unused: Any, mode: str | None = None, options: Any = None, **__: Any) -> None:
+        note(mode, options)
 
     table: Patches = [(torch, {"compile": compile}), (torch.nn.Module, {"compile": compile_module})]
     with all_patched(table), _compiled_code_as_written(note):
@@ -132,7 +148,7 @@ def _as_eager(note: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _compiled_code_as_written(note: Callable[[], None]) -> Iterator[None]:
+def _compiled_code_as_written(note: Callable[..., None]) -> Iterator[None]:
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is None:
         yield
@@ -180,14 +196,14 @@ def run_or_as_written(session: R, run: Callable[[], object], again: Callable[[],
     """``session`` once ``run`` has ended; where that failed with compiled code, the session that ``again`` gives.
 
     ``again`` runs the same as eager code. Where that fails, too, the error is the code's own and is raised, as is one
-    of Dynamo's that the user asked for (``fullgraph=True``), and the refusal of CUDA graphs. The other session's
-    figures are upper bounds, and say so.
+    of Dynamo's that the user asked for (``fullgraph=True``), and that of reading what a CUDA graph has overwritten.
+    The other session's figures are upper bounds, and say so.
     """
     try:
         run()
         return session
     except Exception as error:
-        if not session.fake_gpu.has_compiled or isinstance(error, CudaGraphsError) or _is_asked_for(error):
+        if not session.fake_gpu.has_compiled or _is_users_own(error):
             raise
         failed = error
     finally:
@@ -212,6 +228,8 @@ def _graphs_kept() -> None:
         graphs.keep()
 
 
-def _is_asked_for(error: Exception) -> bool:
+def _is_users_own(error: Exception) -> bool:
+    if isinstance(error, OverwrittenError):
+        return True
     exceptions = sys.modules.get("torch._dynamo.exc")
     return exceptions is not None and isinstance(error, (exceptions.Unsupported, exceptions.UserError))

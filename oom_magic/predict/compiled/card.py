@@ -101,6 +101,7 @@ def compiled_for(gpu: GPU) -> Patches:
         (device_interface, {"device_interfaces": interfaces}),
         (type(driver), {"active": _driver(gpu)}),
         (torch.cuda, cuda),
+        (torch._C, {"_cuda_cudaCachingAllocator_is_enabled": lambda: True}),  # asked before CUDA graphs are taken
         (triton_checks, {"triton_hash_with_backend": lambda: "0"}),
     ]
 

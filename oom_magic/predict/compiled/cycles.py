@@ -4,14 +4,15 @@ Dynamo collects young objects only (``run_gc_after_compile``), while the frames 
 begins a full collection once the new objects are a quarter of the old ones: while something else is compiled, or not
 before training ends. A dry run collects before anything else is allocated, and notes which memory
 would stay: tensors that such cycles refer to, and those that lie in other objects of the user's (a model's output, a
-cache of keys) when these end.
+cache of keys) when these end. The error with which Dynamo ends a graph refers to the frames in which it was raised, and
+these to their callers: what is in the variables of those when they return would stay, too.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -20,8 +21,9 @@ import torch
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.interrupts import Interrupts
+from oom_magic.user_code import is_own_file
 
-_HOLD_NO_RESULTS = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, CodeType, FrameType)
+_HOLD_NO_RESULTS = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, CodeType)
 _COMPILERS = ("torch._", "torch.fx.", "torch.utils.", "sympy.")  # modules whose objects are the compiler's own
 _MOST_VISITED = 10_000  # objects, in search of tensors
 
@@ -39,6 +41,12 @@ class Cycles:
         """Something was compiled: ``release`` collects what it left, since many frames may be compiled in between."""
         self._is_due = True
 
+    def grow_old(self) -> None:
+        """What is there now survives Dynamo's collection of young objects, as it does where Inductor's part of
+        compiling makes many."""
+        with Interrupts().waiting():
+            gc.collect(1)
+
     def _collect(self) -> None:
         """Free what only cycles hold."""
         with Interrupts().waiting():  # an interrupt that is raised in a finalizer would be lost
@@ -53,7 +61,8 @@ class Cycles:
             inside = set(map(id, garbage))
             referred = [one for one in chain.from_iterable(map(gc.get_referents, garbage)) if id(one) not in inside]
             self._note(one for one in chain(garbage, referred) if issubclass(type(one), torch.Tensor))
-            self._watched.update({id(one): one for one in filter(_may_hold_results, referred)})
+            callers = chain.from_iterable(_running(one) for one in referred if isinstance(one, FrameType))
+            self._watched.update({id(one): one for one in filter(_may_hold_results, chain(referred, callers))})
             del referred
             garbage.clear()
             gc.collect()
@@ -86,7 +95,16 @@ class Cycles:
 
 def _may_hold_results(one: Any) -> bool:
     kind = type(one)
+    if isinstance(one, FrameType):
+        return one.f_code.co_name != "<module>"  # whose variables stay anyway
     return gc.is_tracked(one) and not issubclass(kind, (*_HOLD_NO_RESULTS, torch.Tensor)) and not _is_compilers(kind)
+
+
+def _running(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frames that wait for this one to return, up to the dry run's own."""
+    while frame is not None and not is_own_file(frame.f_code.co_filename):
+        yield frame
+        frame = frame.f_back
 
 
 def _is_compilers(kind: type) -> bool:
@@ -98,7 +116,7 @@ def _tensors_in(one: Any) -> list[torch.Tensor]:
     found, seen, left = [], {id(one)}, [one]
     while left and len(seen) < _MOST_VISITED:
         for inner in gc.get_referents(left.pop()):
-            if id(inner) in seen or issubclass(type(inner), (*_HOLD_NO_RESULTS, torch.nn.Module)):
+            if id(inner) in seen or issubclass(type(inner), (*_HOLD_NO_RESULTS, FrameType, torch.nn.Module)):
                 continue
             seen.add(id(inner))
             if issubclass(type(inner), torch.Tensor):

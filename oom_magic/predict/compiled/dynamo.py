@@ -25,8 +25,8 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
 from oom_magic.language import _
-from oom_magic.predict.compiled import CudaGraphsError
 from oom_magic.predict.compiled.card import compiled_for, compiling_on, is_on_gpu, running_on
+from oom_magic.predict.compiled.cuda_graphs import GraphTrees
 from oom_magic.predict.compiled.cycles import Cycles
 from oom_magic.predict.compiled.fake_tensors import fake_cuda_tensors, tracing
 from oom_magic.predict.compiled.generated import (
@@ -86,6 +86,7 @@ class Compiler:
             (pgo, {**no_profile, "put_code_state": lambda: None, "get_cache_key": lambda: None}),
             (torch._inductor.compile_fx, {"_compile_fx_inner": self._compile_inner()}),
             (torch._C, {"_DisableAutocast": self._gpu.autocast.off}),  # while graphs are compiled, and when they run
+            *GraphTrees(self._gpu).patches(),
             *random_states_exchanged(self._gpu),
             *compiled_for(self._gpu.card),
         ]
@@ -181,21 +182,12 @@ class Compiler:
         """Inductor's part of compiling; for a backward it runs only when the backward begins."""
         usual = torch._inductor.compile_fx._compile_fx_inner
         options = {
-            "triton.cudagraphs": False,
             "max_autotune": False,
             "max_autotune_gemm": False,
         }
 
         def _compile_fx_inner(module: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             config = torch._inductor.config
-            if config.triton.cudagraphs and is_on_gpu(module):
-                raise CudaGraphsError(
-                    _(
-                        "torch.compile with CUDA graphs (mode 'reduce-overhead', 'max-autotune') is not"
-                        " supported: its memory pools would make every figure wrong. Use mode 'default' or"
-                        " 'max-autotune-no-cudagraphs' in a dry run, or --no-compile to treat it as eager code."
-                    )
-                )
             if config.max_autotune or config.max_autotune_gemm:
                 self._assume(
                     _(
@@ -207,6 +199,7 @@ class Compiler:
             as_captured = torch._functorch.aot_autograd.make_boxed_func(graph.forward)
             if not is_on_gpu(graph):
                 return as_captured  # it takes no memory on the host, where its values are known
+            self._cycles.grow_old()
             try:
                 with self._compiling(self._what_inside(kwargs.get("is_backward"))), config.patch(options):
                     made = usual(module, inputs, *args, **kwargs)
@@ -230,10 +223,9 @@ class Compiler:
 
     @staticmethod
     def _raise_simulated(error: BaseException | None) -> None:
-        """If the card ran out of memory while compiling, or CUDA graphs are refused, raise that error and not the
-        compiler's."""
+        """If the card ran out of memory while compiling, raise that error and not the compiler's."""
         while error is not None:
-            if isinstance(error, (torch.OutOfMemoryError, CudaGraphsError)):
+            if isinstance(error, torch.OutOfMemoryError):
                 raise error.with_traceback(None)
             error = getattr(error, "inner_exception", None) or error.__cause__
 

@@ -52,7 +52,9 @@ def graphs_known(gpu: FakeGPU, generated: list[Generated]) -> Patches:
         if known is not None:
             made = copy.copy(known.graph)
             files_again = {number: file for file, number in numbers.items()}
-            made.current_callable = load_again(_moved(known.code, files_again), gpu).call
+            module = load_again(_moved(known.code, files_again), gpu)
+            made.current_callable = module.call
+            made.recursively_apply_fns = getattr(module, "recursively_apply_fns", None)  # of parts with CUDA graphs
             return made
         generated.clear()
         made = usual(module, inputs, inputs_to_check, *args, **kwargs)

@@ -230,6 +230,8 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
     def _handle(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.untouchable and func._schema.is_mutable:
             self.check_written(*tensors_written(func, args, kwargs))
+        if self._overwritten and not func.is_view:
+            self.check_overwritten(args, kwargs)
         handler = self.handlers.get(func)
         if self.has_sparse and is_sparse(args, kwargs):
             return run_sparse(self, func, args, kwargs)
@@ -268,7 +270,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         if place is Place.HOST and len(fakes) < len(tensors):
             args, kwargs = tuple(map(to_meta, args)), {key: to_meta(value) for key, value in kwargs.items()}
         if func.namespace == "prims" and place is Place.GPU:  # PyTorch infers the shape of zeros with it
-            return self._without_memory(func(*args, **kwargs), place)
+            return self.without_memory(func(*args, **kwargs), place)
         if place is not Place.GPU:
             out = func(*args, **kwargs)
             self.adopt_all(out, place, "", Phase.OTHER)
@@ -330,7 +332,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
             place = self.meant_by_meta()
             out = func(*args, **kwargs)
             if func is _aten._efficientzerotensor.default:  # aten/src/ATen/native/TensorFactories.cpp
-                return self._without_memory(out, place)
+                return self.without_memory(out, place)
             with self.on_card(self.creating_card if self.creating else self._unnamed_card()):
                 if place is Place.GPU:
                     self._take_memory(func, args, kwargs, out, self.attribution.phase(False))

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from oom_magic.predict.operators.known_values.values import Values
 
 
+class OverwrittenError(RuntimeError):
+    """Code reads a tensor whose memory others have: PyTorch's own error, which a real run raises, too."""
+
+
 class FakeMemory:
     """Storages by identity, on a card for each of ``recorders``.
 
@@ -65,6 +69,7 @@ class FakeMemory:
         self.used_elsewhere: set[int] = set()  # the subset that another thread uses
         self._fail = fail
         self._storages: dict[int, Storage] = {}
+        self._overwritten: dict[int, tuple[Storage, str]] = {}  # by key
         self._workspaces: list[dict[Owner, int]] = [{} for _unused in self.recorders]  # of libraries, by owner
 
     # -- places ---------------------------------------------------------------
@@ -204,9 +209,28 @@ class FakeMemory:
             recorder = self.recorders[storage.card]
             if storage.allocation >= recorder.num_before and storage.key not in but:
                 freed += storage.num_bytes
-                recorder.free(storage.allocation)
-                storage.allocation = -1
+                self.free_early(storage)
         return freed
+
+    def free_early(self, storage: Storage) -> None:
+        """Free a storage's memory while tensors still refer to it."""
+        if storage.allocation >= 0:
+            self.recorders[storage.card].free(storage.allocation)
+            storage.allocation = -1
+
+    def overwrite(self, storage: Storage, error: str) -> None:
+        """Give a storage's memory to others: an operator that takes it raises OverwrittenError with the text
+        ``error`` (``set_storage_data_ptr_access_error_msg``)."""
+        self.free_early(storage)
+        self._overwritten[storage.key] = storage, error
+
+    def check_overwritten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise OverwrittenError if an operator takes memory that others have now."""
+        for tensor in tensors_in(args, kwargs):
+            storage = self.storage_of(tensor)
+            known, error = self._overwritten.get(-1 if storage is None else storage.key, (None, ""))
+            if known is not None and known is storage:
+                raise OverwrittenError(error)
 
     @contextmanager
     def creating_on(self, place: Place, card: int | None = None) -> Iterator[None]:
@@ -289,7 +313,8 @@ class FakeMemory:
                 if isinstance(item, torch.Tensor):
                     self.adopt(item, place, operator, phase)
 
-    def _without_memory(self, out: Any, place: Place) -> Any:
+    def without_memory(self, out: Any, place: Place) -> Any:
+        """An operator's result, which takes no memory at ``place``."""
         for tensor in tensors_in((out,), {}):
             self._list(tensor.untyped_storage(), place, -1)
         return out
@@ -353,6 +378,7 @@ class FakeMemory:
         if self._storages.get(entry.key) is entry:
             del self._storages[entry.key]
             self._on_host.discard(entry.key)
+            self._overwritten.pop(entry.key, None)
             self.values.forget(entry.key)
         if entry.allocation >= 0:
             self.recorders[entry.card].free(entry.allocation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import torch._functorch.config
 
 from oom_magic.predict.compiled.calls import FIRST_FOLLOWED
+from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.operators.calls import TORCH
 from oom_magic.predict.what_if.change import Change, InapplicableError, MissingError
 from oom_magic.predict.what_if.model_changes import path_of_blocks
@@ -77,6 +79,30 @@ class ActivationBudget(Change):
         budget = min(self.SHARE, torch._functorch.config.activation_memory_budget)
         with torch._functorch.config.patch(activation_memory_budget=budget):
             yield
+
+
+class WithoutCudaGraphs(Change):
+    """Compiled code is launched each time, and not replayed from CUDA graphs, whose pool no other code can use."""
+
+    def check(self, model: torch.nn.Module) -> None:
+        """Something of the model must be compiled for CUDA graphs."""
+        if not any(map(_takes_cuda_graphs, model.modules())):
+            raise InapplicableError("no_cuda_graphs_taken")
+
+    @contextmanager
+    def around_run(self) -> Iterator[None]:
+        """What Inductor would make graphs of stays as it is."""
+        inductor = import_module("torch._inductor.compile_fx")
+        with patched(inductor, {"cudagraphify": lambda model, *_, **__: model}):
+            yield
+
+
+def _takes_cuda_graphs(module: torch.nn.Module) -> bool:
+    for compiled in (module, getattr(module, "_compiled_call_impl", None)):
+        ask = getattr(compiled, "get_compiler_config", None)
+        if ask is not None and (ask() or {}).get("triton.cudagraphs"):
+            return True
+    return False
 
 
 def _is_compiled(model: torch.nn.Module) -> bool:

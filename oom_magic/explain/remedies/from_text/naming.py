@@ -59,8 +59,6 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
     is_program = elsewhere is not None and bool(diagnosis.program)
     is_text = reason is _NO_RUN
     keys = elsewhere if is_program and elsewhere is not None else remedies_of_run(diagnosis, elsewhere, is_text=is_text)
-    if reason.key == "reason_cuda_graphs":
-        keys = ("no_cuda_graphs", *keys)
     keys = (*printed_by_message(diagnosis), *keys)
     keys = tuple(dict.fromkeys(applicable(diagnosis, keys, is_text=is_text)))
     style = "plain" if is_program else style_of(diagnosis)
