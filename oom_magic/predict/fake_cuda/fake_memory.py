@@ -80,7 +80,7 @@ class FakeMemory:
         return bool(self._on_host)
 
     def storage_of(self, tensor: torch.Tensor) -> Storage | None:
-        """What is known of a fake tensor's storage; None for a real tensor."""
+        """The entry of a fake tensor's storage; None for a real tensor."""
         with DisableTorchFunction():
             return self._storages.get(storage_under(tensor)._cdata) if tensor.is_meta else None
 
@@ -135,7 +135,7 @@ class FakeMemory:
             self.set_current(before)
 
     def on_card(self, card: int) -> AbstractContextManager[None]:
-        """Memory taken inside is that of ``card``, as under CUDA's device guards."""
+        """Allocate on ``card`` inside the block, as under CUDA's device guards."""
         return nullcontext() if card == self.current else self._switched(card)
 
     def on_card_of(self, *tensors: torch.Tensor) -> AbstractContextManager[None]:
@@ -185,7 +185,7 @@ class FakeMemory:
         ]
 
     def keep_workspaces(self, workspaces: Iterable[KeptWorkspace]) -> None:
-        """Take workspaces that are there before the code runs, as far as there are so many cards."""
+        """Allocate workspaces that exist before the code runs, on the cards that exist."""
         for one in workspaces:
             if one.card < len(self.recorders) and one.owner not in self._workspaces[one.card]:
                 with self.on_card(one.card):
@@ -193,7 +193,7 @@ class FakeMemory:
                     self.workspaces[one.owner] = number
 
     def was_there_before(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's memory was taken before the trace began."""
+        """Whether a tensor's memory was allocated before the trace began."""
         storage = self.storage_of(tensor)
         return storage is not None and 0 <= storage.allocation < self.recorders[storage.card].num_before
 
@@ -283,14 +283,14 @@ class FakeMemory:
     # -- allocating and freeing -----------------------------------------------
 
     def adopt(self, tensor: torch.Tensor, place: Place, operator: str, phase: Phase | None = None) -> None:
-        """List a tensor's storage, if it is new, and take its memory."""
+        """Register a tensor's storage, if it is new, and allocate its memory."""
         if place is Place.GPU:
             self.adopt_on_gpu(tensor, operator, phase or self.attribution.phase(False))
         else:
             self._list(tensor.untyped_storage(), place, -1)
 
     def adopt_on_gpu(self, tensor: torch.Tensor, operator: str, phase: Phase, num_bytes: int | None = None) -> None:
-        """``adopt`` on the GPU, taking ``num_bytes`` (default: what the storage has)."""
+        """``adopt`` on the GPU, allocating ``num_bytes`` (default: the storage's size)."""
         storage = storage_under(tensor)
         known = self._storages.get(storage._cdata)
         if known is None:
@@ -320,7 +320,7 @@ class FakeMemory:
         return out
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Follow ``storage.resize_``: the new memory is taken, then the old given back (``resize_bytes_cuda``)."""
+        """Follow ``storage.resize_``: allocate the new memory, then free the old (``resize_bytes_cuda``)."""
         known = self._storages.get(storage._cdata)
         if known is None or known.place is not Place.GPU:
             return
@@ -344,7 +344,7 @@ class FakeMemory:
                 self._note_card(entry.card)
 
     def _note_card(self, card: int) -> None:
-        """The current card has its first tensor."""
+        """Note that the current card has its first tensor."""
         if not self._cards_in_use:
             self.first_card = card
         elif len(self._cards_in_use) == 1:

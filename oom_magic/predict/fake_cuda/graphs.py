@@ -20,7 +20,7 @@ _SEED_BYTES = 8  # of the generator's seed, and of its offset
 
 
 class _FakeGraph:
-    """In place of ``torch.cuda.CUDAGraph``; a replay takes no memory."""
+    """Replaces ``torch.cuda.CUDAGraph``; a replay allocates nothing."""
 
     captures: Captures
 
@@ -28,16 +28,16 @@ class _FakeGraph:
         self._pool: tuple[int, int] | None = None
 
     def capture_begin(self, pool: tuple[int, int] | None = None, **_: Any) -> None:
-        """From now on memory comes from ``pool`` (default: a new one of this graph)."""
+        """Allocate from ``pool`` from now on (default: a new one of this graph)."""
         self._pool = pool or self.captures.new_pool()
         self.captures.begin(self._pool)
 
     def capture_end(self) -> None:
-        """Memory is taken as usual again; the pool keeps what it has."""
+        """Allocate from the usual pools again; the graph's pool keeps its memory."""
         self.captures.end()
 
     def pool(self) -> tuple[int, int] | None:
-        """The pool that the graph was captured in, for others to share."""
+        """The pool that the graph was captured in, to share with others."""
         return self._pool
 
     def replay(self) -> None:
@@ -57,7 +57,7 @@ class Captures:
         self._numbers = count(1)
 
     def new_pool(self) -> tuple[int, int]:
-        """A handle as ``graph_pool_handle`` gives."""
+        """A handle, as ``graph_pool_handle`` returns it."""
         return (0, next(self._numbers))
 
     def begin(self, pool: tuple[int, int]) -> None:

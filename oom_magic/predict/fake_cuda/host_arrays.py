@@ -12,7 +12,7 @@ import numpy as np
 
 
 class HostArray(np.ndarray[Any, Any]):
-    """An array whose numbers are alike along axes that have a stride of 0, and are not copied along them."""
+    """An array with equal numbers along the axes that have a stride of 0, stored once."""
 
     @classmethod
     def of(cls, value: Any, shape: Sequence[int]) -> HostArray:
@@ -25,7 +25,7 @@ class HostArray(np.ndarray[Any, Any]):
         return self.view(np.ndarray)[(*[slice(None)] * first_axis, *cut)]
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        """Elementwise functions are computed for the numbers that differ."""
+        """Compute elementwise functions once for each stored number."""
         if method != "__call__" or "out" in options or ufunc.nout > 1 or ufunc.signature is not None:
             plain = [one.view(np.ndarray) if isinstance(one, HostArray) else one for one in inputs]
             return getattr(ufunc, method)(*plain, **options)
@@ -33,7 +33,7 @@ class HostArray(np.ndarray[Any, Any]):
         return HostArray.of(result, np.broadcast_shapes(*map(np.shape, inputs)))
 
     def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
-        """Arrays that are alike are put together as one that is."""
+        """Concatenate and stack such arrays without copying equal numbers."""
         if func is np.concatenate and not kwargs.keys() - {"axis"}:
             arrays, axis = args[0], kwargs.get("axis", args[1] if len(args) > 1 else 0)
             if axis is not None and all(isinstance(one, HostArray) and one.strides[axis] == 0 for one in arrays):
@@ -46,7 +46,7 @@ class HostArray(np.ndarray[Any, Any]):
         return super().__array_function__(func, types, args, kwargs)
 
     def __getitem__(self, key: Any) -> Any:
-        """Rows that a mask or numbers choose."""
+        """The rows that a mask or numbers select."""
         if not isinstance(key, np.ndarray) or not key.ndim:
             return super().__getitem__(key)
         chosen = self._short(key.ndim if key.dtype == bool else 1)[key]
@@ -71,5 +71,5 @@ class HostArray(np.ndarray[Any, Any]):
 
 
 def _along(axis: int, num_axes: int, part: Any) -> tuple[Any, ...]:
-    """The index that takes ``part`` of an axis."""
+    """The index that selects ``part`` of an axis."""
     return tuple(part if at == axis % num_axes else slice(None) for at in range(num_axes))

@@ -63,14 +63,14 @@ def legacy_types() -> Patches:
 
 
 def cuda_type(named: Any) -> _CudaType | None:
-    """The CUDA type that a class or a name means."""
+    """The CUDA type of a class or a name."""
     if isinstance(named, str):
         named = TYPES.get(named.removeprefix("torch.cuda.").removesuffix("Tensor")) if "cuda" in named else None
     return named if isinstance(named, _CudaType) else None
 
 
 def type_of(view: Any, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``Tensor.type``: what a tensor's type is called, or the tensor in another type."""
+    """``Tensor.type``: the name of a tensor's type, or the tensor in another type."""
     tensor, *rest = args
     wanted = rest[0] if rest else kwargs.get("dtype")
     kind = cuda_type(wanted)

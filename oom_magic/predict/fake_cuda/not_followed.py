@@ -65,7 +65,7 @@ def without_effect(assume: Callable[[str], None]) -> Patches:
 
 
 class _Plans:
-    """``torch.backends.cuda.cufft_plan_cache``: none is ever kept."""
+    """``torch.backends.cuda.cufft_plan_cache``: always empty."""
 
     size, max_size = 0, 4096
 

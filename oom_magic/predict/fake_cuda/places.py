@@ -89,15 +89,15 @@ class FakeDevice(Protocol):
         """A fake copy of a tensor, at ``place``."""
 
     def adopt_on_gpu(self, tensor: torch.Tensor, operator: str, phase: Phase, num_bytes: int | None = None) -> None:
-        """Give an output its memory."""
+        """Allocate the memory of an output."""
 
     def __enter__(self) -> Any:
-        """The mode, on."""
+        """Turn the mode on."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """The mode, off."""
+        """Turn the mode off."""
 
 
 # What runs instead of an operator: called with the fake GPU, the operator and its arguments.
@@ -105,7 +105,7 @@ Handler = Callable[[Any, OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def identity(tensor: torch.Tensor) -> int:
-    """What tensors over the same memory have in common; a sparse one, say, has no single storage."""
+    """An identity that tensors over the same memory share; a sparse tensor has no single storage."""
     has_storage = tensor.layout in (torch.strided, torch.jagged)
     return tensor.untyped_storage()._cdata if has_storage else tensor._cdata
 

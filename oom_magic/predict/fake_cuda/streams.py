@@ -51,7 +51,7 @@ class FakeEvent:
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     def record(self, stream: Any = None) -> None:
-        """Nothing to note: it has happened."""
+        """Does nothing: the event has happened already."""
 
     wait = record
 
@@ -60,15 +60,15 @@ class FakeEvent:
         return True
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Does nothing: there is nothing to wait for."""
 
     def elapsed_time(self, end: FakeEvent) -> float:
-        """1.0 ms: a dry run knows nothing of time."""
+        """1.0 ms: a dry run does not measure time."""
         return 1.0
 
 
 class FakeStream:
-    """A CUDA stream: one of 32 for each priority, handed out in turn (``getStreamFromPool``)."""
+    """A CUDA stream: one of 32 for each priority, assigned round-robin (``getStreamFromPool``)."""
 
     streams: Streams
     device_type = 1
@@ -108,11 +108,11 @@ class FakeStream:
         return False
 
     def record_event(self, event: Any = None) -> Any:
-        """An event that has happened."""
+        """An event that has happened already."""
         return FakeEvent() if event is None else event
 
     def synchronize(self, other: Any = None) -> None:
-        """Nothing to wait for."""
+        """Does nothing: there is nothing to wait for."""
 
     wait_stream = wait_event = synchronize
 
@@ -208,7 +208,7 @@ class Streams:
         return 1 + level * _POOL_SIZE + number
 
     def select(self, stream: FakeStream) -> Selection:
-        """Make a stream, and its card, the current one; what was current before."""
+        """Make a stream and its card current; returns the previous selection."""
         card = stream.device_index
         before = Selection(self._gpu.current, card, self._current.get(card, 0), self._selected_in)
         self._selected_in = torch._C._current_graph_task_id()
@@ -234,7 +234,7 @@ class Streams:
         return self.Stream(card, stream_id=self._current.get(card, 0))
 
     def of_users(self) -> list[tuple[Any, dict[str, Any]]]:
-        """Replacements for methods of streams and events that are there before the run."""
+        """Replacements for methods of streams and events that exist before the run."""
         entered: list[Selection] = []
 
         def enter(stream: Any) -> Any:
@@ -273,12 +273,12 @@ class Streams:
 
 
 def _num_bytes(metadata: Any) -> int:
-    """The bytes of the gradient that a node of autograd takes."""
+    """The bytes of the gradient that a node of autograd receives."""
     return math.prod(metadata.shape) * int(metadata.dtype.itemsize)
 
 
 class Threads:
-    """The threads' handles, numbered as they are made on each card."""
+    """The cuBLAS handles of threads, numbered in the order of creation on each card."""
 
     def __init__(self) -> None:
         self._running = _MAIN
@@ -289,7 +289,7 @@ class Threads:
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """Code inside runs as if in a new thread."""
+        """Code in the block runs as if in a new thread."""
         before, self._running = self._running, f"worker {self._num_started}"
         self._num_started += 1
         try:
@@ -300,7 +300,7 @@ class Threads:
             self._running = before
 
     def handle(self, card: int) -> int:
-        """The handle on ``card`` of the thread that would be running."""
+        """The handle on ``card`` of the thread that would run on a real GPU."""
         thread = self._running if torch._C._current_graph_task_id() == -1 else _AUTOGRAD
         handle = self._handles.get((thread, card))
         if handle is None:

@@ -88,7 +88,7 @@ _SHARED_KIB = {
 
 
 class _Properties(SimpleNamespace):
-    """What ``get_device_properties`` tells about a card."""
+    """The result of ``get_device_properties``."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -235,19 +235,19 @@ def torch_cuda_answers(cards: Cards) -> Patches:
 
 
 def _accelerators() -> Iterator[Any]:
-    """``torch.accelerator`` and its module of memory, where this PyTorch has them."""
+    """``torch.accelerator`` and ``torch.accelerator.memory``, if this PyTorch has them."""
     for name in ("torch.accelerator", "torch.accelerator.memory"):
         if name in sys.modules:
             yield sys.modules[name]
 
 
 def answering(value: Any) -> Callable[..., Any]:
-    """A function that returns the value whatever it is given."""
+    """A function of any arguments that returns ``value``."""
     return lambda *args, **kwargs: value
 
 
 def _fixed(cards: Cards) -> dict[str, Any]:
-    """Answers that never change."""
+    """Answers that are constants."""
     gpu = cards.gpu.card
     fixed: dict[str, Any] = {
         "is_initialized": True, "device_count": len(cards.gpu.recorders), "init": None,
@@ -330,7 +330,7 @@ def _of_memory(cards: Cards) -> dict[str, Any]:
 
 
 def _counter(cards: Cards, read: Callable[[CudaCounters], Any]) -> Callable[..., Any]:
-    """A function of ``torch.cuda`` that asks a card's counters."""
+    """A function of ``torch.cuda`` that reads a card's counters."""
     return lambda device=None: read(cards.counters(device))
 
 

@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def _to_copy(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
-    """``Tensor.to`` that copies: to the place that ``creating`` names, else to where the source is."""
+    """``Tensor.to`` that copies: to the place in ``creating``, else to the source's place."""
     source = args[0]
     origin = gpu.place(source)
     device = kwargs.get("device")

@@ -40,11 +40,11 @@ _OF_CLASSES = {
 
 
 class _UnknownError(Exception):
-    """Something that cannot be expressed as plain values."""
+    """A value that has no fingerprint."""
 
 
 def fingerprint(*values: Any) -> Any:
-    """Plain values that are equal for equal code and values only; None where there are none."""
+    """Plain values that are equal only for equal code and values; None if that cannot be ensured."""
     parts = _Parts()
     try:
         return tuple(parts.of(value) for value in values)
@@ -53,7 +53,7 @@ def fingerprint(*values: Any) -> Any:
 
 
 class _Parts:
-    """One walk; an object that was met before is represented by its number."""
+    """Collects the parts of one fingerprint; an object that occurs again is represented by its number."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
@@ -116,7 +116,7 @@ class _Parts:
         return owner.__qualname__, self.of(type(owner)), self.of(owner.__bases__), self.of(members)
 
     def _object(self, value: Any) -> Any:
-        """An object that consists of its attributes alone."""
+        """An object that is determined by its attributes."""
         kind: Any = type(value)
         has_default_reduce = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
         if not has_default_reduce or not hasattr(value, "__dict__") or kind.__basicsize__ > _PlainObject.__basicsize__:
@@ -124,7 +124,7 @@ class _Parts:
         return self.of(kind), self.of(vars(value))
 
     def _code(self, code: CodeType, names: Mapping[str, Any]) -> Any:
-        """The code, its lines as reports name them, and the meaning of its names."""
+        """Bytecode, line numbers as reports name them, and the values of global names."""
         used: list[Any] = []
         for kind, name in _uses(code):
             if kind == "import":
@@ -147,11 +147,11 @@ class _Parts:
 
 
 class _PlainObject:
-    """As large as an object that has attributes and nothing else."""
+    """Its instances have the size of an object with attributes and nothing else."""
 
 
 def _uses(code: CodeType) -> Iterator[tuple[str, str]]:
-    """Names that code looks up outside its own, and modules that it imports."""
+    """The global names that code reads, and the modules that it imports."""
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             yield "name", str(instruction.argval)
@@ -162,7 +162,7 @@ def _uses(code: CodeType) -> Iterator[tuple[str, str]]:
 
 
 def _library(name: str) -> str:
-    """The name of a module whose code follows from the environment."""
+    """The name of a module whose code is determined by the environment."""
     root = name.partition(".")[0]
     if root not in HARMLESS or root in _OUTSIDE:
         raise _UnknownError
@@ -178,7 +178,7 @@ def _is_users(value: Any) -> bool:
 
 
 def _by_name(value: Any) -> str:
-    """A library's function or class, by the name under which it is found there."""
+    """A library's function or class, by its qualified name."""
     module, name = value.__module__ or "builtins", value.__qualname__
     is_bound = isinstance(value, BuiltinFunctionType) and not isinstance(value.__self__, (type(None), ModuleType))
     if not is_bound and (module == "builtins" or _library(module)):
@@ -191,7 +191,7 @@ def _by_name(value: Any) -> str:
 
 
 def _checked(text: str | bytes) -> str | bytes:
-    """Text that does not lead to a file."""
+    """A string that is not the path of a file."""
     if len(text) > _LONGEST_TEXT:
         raise _UnknownError
     if isinstance(text, str) and 0 < len(text) < 4096 and "\0" not in text and "\n" not in text:

@@ -21,7 +21,7 @@ _Where = TypeVar("_Where")
 
 @dataclass(frozen=True)
 class Layers:
-    """How many layers a model has; inside ``only(n)`` it is built with ``n``."""
+    """The number of layers of a model; inside ``only(n)`` it is built with ``n``."""
 
     count: int
     only: Callable[[int], AbstractContextManager[None]]
@@ -61,7 +61,7 @@ class LayeredRuns(Generic[_Where]):
         self._here: dict[tuple[_Where, int], Trace] = {}  # at the present place, by the number of layers
 
     def expect(self, places: Iterable[_Where]) -> None:
-        """These will be traced; the first of all teaches how layers repeat."""
+        """Begin to trace these places; from the first one it is learned how layers repeat."""
         places = list(places)
         fewest = self._fewest[0] if self._fewest else None
         if fewest is not None and len(self._fewest) > 1:
@@ -101,7 +101,7 @@ class LayeredRuns(Generic[_Where]):
             return None
 
     def _check(self, where: _Where, fewest: int, known: _Known) -> None:
-        """Forget what was learned elsewhere if it does not hold here."""
+        """Drop a repetition that was learned at another place and does not hold at this one."""
         assert known.repetition is not None
         try:
             known.repetition.check(self._layered(where, fewest), self._layered(where, fewest + _NUM_RUNS - 1))

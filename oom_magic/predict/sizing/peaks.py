@@ -98,13 +98,13 @@ class Peaks:
         )  # fmt: skip
 
     def at_least(self, points: IntArray) -> IntArray:
-        """The peak at each point without what the allocator adds: never too much."""
+        """A lower bound of the peak at each point: without what the allocator adds."""
         rounded, _ = _blocks(self.functions(points))
         peaks: IntArray = (self.counts @ rounded).max(axis=0, initial=0).astype(np.int64)
         return peaks
 
     def about(self, points: IntArray) -> IntArray:
-        """The peak at each point, nearly."""
+        """The approximate peak at each point."""
         sums = self._sums(*_blocks(self.functions(points)))
         peaks: IntArray = sums.max(axis=0, initial=0).round().astype(np.int64)
         return peaks
@@ -121,7 +121,7 @@ class Peaks:
         return round(sums.max()) if is_sure else self._replayed(rounded[self.kind, 0].astype(np.int64))
 
     def _replayed(self, rounded: IntArray) -> int:
-        """The exact peak of allocations with these least blocks."""
+        """The exact peak of allocations with these smallest blocks."""
         if self.settings != AllocatorSettings():
             return replay(self.structure.with_sizes(rounded), settings=self.settings).peak_allocated_bytes
         is_large = rounded[self._allocations] > SMALL_BYTES
@@ -171,7 +171,7 @@ class Peaks:
 
 
 def _blocks(sizes: IntArray) -> tuple[FloatArray, FloatArray]:
-    """The least block for each size, and what it lacks to a segment of its own that would not be split."""
+    """The smallest block for each size, and its distance to a whole segment that would not be split."""
     rounded = -(-sizes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
     lacking = -rounded % GRANULE_BYTES
     is_whole = (rounded >= MIN_LARGE_BYTES) & (lacking <= SMALL_BYTES)

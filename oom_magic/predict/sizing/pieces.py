@@ -62,7 +62,7 @@ class Trace:
     assumptions: tuple[Assumption, ...]
 
     def difference(self, other: Trace) -> str | None:
-        """Where another run differs, in words; None if it does not."""
+        """How another run differs, in words; None if it does not."""
         if self.structure.key != other.structure.key:
             return self.structure.difference(other.structure)
         if not (self.numbers != other.numbers).any():
@@ -96,7 +96,7 @@ class Piece:
         return Peaks.learn(self.structure, self.kind, self.functions, self.samples, self.settings)
 
     def on_card(self, card: GPU) -> Piece:
-        """The same with the sizes on another card; what was learned holds there too."""
+        """The same piece with its sizes on another card."""
         moved = replace(self, functions=replace(self.functions, card=card))
         if "peaks" in vars(self):
             vars(moved)["peaks"] = replace(self.peaks, functions=moved.functions)
@@ -104,7 +104,7 @@ class Piece:
 
     @property
     def is_exact(self) -> bool:
-        """Whether a run at any of its points is known to the byte."""
+        """Whether the sizes of a run at any of its points are known to the byte."""
         return self.is_followed and not len(self.inexact)
 
     def sizes(self, point: Point) -> IntArray:
@@ -116,7 +116,7 @@ class Piece:
         return self.structure.with_sizes(self.sizes(point))
 
     def out_of_memory(self, failure: ReplayFailure, device: Device) -> OutOfMemory:
-        """What a run on ``device`` ends with where the allocator fails so."""
+        """The OutOfMemory of a run on ``device`` in which the allocator fails."""
         timeline, at = self.structure.timeline, failure.allocation
         return OutOfMemory(
             message=failure_message(failure, device.total_bytes, device.context_bytes, None, device.index),
@@ -131,14 +131,14 @@ class Piece:
         )
 
     def explains(self, point: Point, trace: Trace) -> bool:
-        """Whether a run had this piece's structure and sizes."""
+        """Whether a run has this piece's structure and sizes."""
         same = self.structure.key == trace.structure.key
         return same and bool((self.sizes(point) == trace.structure.timeline.requested_bytes).all())
 
 
 @dataclass(frozen=True, eq=False)
 class Fork:
-    """Where a region divides."""
+    """A border that divides a region."""
 
     border: Border
     inside: Node
@@ -160,17 +160,17 @@ class Steps:
     start: int = 0
 
     def first(self, values: IntArray) -> IntArray:
-        """Where the steps begin that these values of the argument are in."""
+        """The first value of the step that contains each of these values of the argument."""
         return values - (values - self.start) % self.width
 
     def at(self, first: int) -> Node:
-        """The pieces of the step that begins there."""
+        """The pieces of the step that begins at value ``first``."""
         if first not in self.nodes:
             self.nodes[first] = self.explore(first)
         return self.nodes[first]
 
     def text(self, names: Sequence[str]) -> str:
-        """What it does, in words."""
+        """A description in words."""
         return ngettext(
             "{name}: at each value, traced when first needed",
             "{name}: every {count} values, traced when first needed",
@@ -183,7 +183,7 @@ Node = Piece | Fork | Steps
 
 
 def pieces_at(node: Node, points: IntArray, among: BoolArray | None = None) -> Iterator[tuple[Piece, BoolArray]]:
-    """The pieces that ``points`` (one per row; those ``among`` them) lie in, and which points lie there."""
+    """The pieces that contain ``points`` (one per row; only those ``among`` them), with the points in each."""
     among = np.ones(len(points), dtype=bool) if among is None else among
     if not among.any():
         return
@@ -201,7 +201,7 @@ def pieces_at(node: Node, points: IntArray, among: BoolArray | None = None) -> I
 
 
 def piece_at(node: Node, point: Point) -> Piece:
-    """The piece that ``point`` lies in."""
+    """The piece that contains ``point``."""
     row = np.array([point], dtype=np.int64)
     while not isinstance(node, Piece):
         if isinstance(node, Steps):
@@ -220,7 +220,7 @@ def all_pieces(node: Node) -> Iterator[Piece]:
 
 
 def on_card(node: Node, card: GPU) -> Node:
-    """The same pieces with the sizes that they have on another card, which goes the same ways."""
+    """The same pieces with their sizes on another card, assuming that the structure is the same there."""
     if isinstance(node, Fork):
         return replace(node, inside=on_card(node.inside, card), outside=on_card(node.outside, card))
     if isinstance(node, Steps):
@@ -229,7 +229,7 @@ def on_card(node: Node, card: GPU) -> Node:
 
 
 def all_borders(node: Node) -> Iterator[Border]:
-    """Every border, from the first division on."""
+    """Every border, outermost first."""
     if isinstance(node, Fork):
         yield node.border
     for part in _parts(node):
@@ -237,7 +237,7 @@ def all_borders(node: Node) -> Iterator[Border]:
 
 
 def all_steps(node: Node) -> Iterator[Steps]:
-    """Every argument that changes the structure with each value."""
+    """Every argument whose values each have another structure."""
     if isinstance(node, Steps):
         yield node
     for part in _parts(node):
@@ -318,7 +318,7 @@ class Explorer:
             num_confirmed = num_confirmed + 1 if fitted.is_sure and self._follows(fitted, fresh) is True else 0
 
     def _beginning(self, region: Region, enough: int) -> list[Point]:
-        """The points that a region is looked at first."""
+        """The points at which a region is traced first."""
         ends, known = region.extremes(), [point for point in self._traces if point in region]
         points = list(dict.fromkeys([*ends[:2], *region.middles(), *known]))
         return points + [point for point in ends[2:] if point not in points][: max(enough - len(points), 0)]
@@ -330,7 +330,7 @@ class Explorer:
         return self._enter(region.at(argument, first, width))
 
     def _find_steps(self, region: Region) -> Steps | None:
-        """An argument whose first values, and the last, all make other structures at the lowest point."""
+        """An argument whose first values, and the last, have different structures at the lowest point."""
         lowest = region.extremes()[0]
         for argument in range(len(self._axes)):
             values = np.unique(region.points[:, argument]).tolist()
@@ -345,7 +345,7 @@ class Explorer:
         return None
 
     def _find_runs(self, region: Region) -> Steps | None:
-        """An argument that changes the structure at equal distances, going by the borders that were found."""
+        """An argument that changes the structure at equal intervals, according to the borders found so far."""
         for argument in range(len(self._axes)):
             unit = tuple(int(argument == other) for other in range(len(self._axes)))
             ends = sorted(border.threshold for border in self._borders if border == Border(unit, border.threshold))
@@ -385,14 +385,14 @@ class Explorer:
         return None
 
     def _follows(self, fitted: _Fitted, point: Point) -> bool | bytes:
-        """Whether what was fitted holds at a point; if the structure is another one there, its key."""
+        """Whether the fitted sizes hold at a point; if the structure differs there, its key."""
         trace = self._at(point)
         if len(trace.numbers) != len(fitted.row):
             return trace.structure.key
         return bool((fitted.polynomials(_rows([point]))[fitted.row, 0] == trace.numbers).all())
 
     def _majority(self, region: Region, points: list[Point]) -> Piece:
-        """The piece of the most frequent structure, where no simple border divides it from the others."""
+        """The piece of the most frequent structure, if no simple border divides it from the others."""
         keys = [self._key(point) for point in points]
         common = max(set(keys), key=keys.count)
         ours = [point for point, key in zip(points, keys, strict=True) if key == common]
@@ -425,7 +425,7 @@ class Explorer:
         return _Fitted(row.reshape(-1), polynomials.narrowed(highest), unknown, doubt, num_wanted)
 
     def _quotients(self, points: list[Point], num_spare: int, lattice: IntArray) -> FoundQuotients:
-        """What the dimensions of tensors contain besides products of arguments."""
+        """The quotients that occur in the dimensions of tensors."""
         columns = [self._at(point).dims for point in points]
         if len({len(column) for column in columns}) > 1:
             return FoundQuotients((), None)
@@ -480,7 +480,7 @@ class _Fitted:
 
     @property
     def is_sure(self) -> bool:
-        """Whether every size is exact and nothing else explains them."""
+        """Whether every size is exact and has one explanation only."""
         return not len(self.left) and self.doubt is None
 
 
@@ -489,7 +489,7 @@ def _rows(points: Sequence[Point]) -> IntArray:
 
 
 def _said(structure: Structure, inexact: IntArray) -> Iterator[Assumption]:
-    """Which sizes are not exact."""
+    """The assumption about sizes that are not exact."""
     timeline = structure.timeline
     for operator, line in dict.fromkeys((int(timeline.operator[at]), int(timeline.line[at])) for at in inexact):
         text = _(

@@ -32,14 +32,14 @@ class Monomial:
     quotients: tuple[tuple[Quotient, int], ...] = ()
 
     def values(self, points: IntArray) -> IntArray:
-        """At each of ``points`` (one per row)."""
+        """The values at ``points`` (one per row)."""
         values: IntArray = np.prod(points ** np.array(self.exponents, dtype=np.int64), axis=1)
         for quotient, exponent in self.quotients:
             values = values * quotient.values(points) ** exponent
         return values
 
     def bound(self, highest: IntArray) -> int:
-        """At least its value anywhere up to the point ``highest``."""
+        """An upper bound of its value at all points up to ``highest``."""
         value = 1
         for argument, exponent in zip(highest.tolist(), self.exponents, strict=True):
             value *= argument**exponent
@@ -48,7 +48,7 @@ class Monomial:
         return value
 
     def times(self, quotient: Quotient, exponent: int) -> Monomial:
-        """The same with powers of a quotient."""
+        """The product with a power of a quotient."""
         return Monomial(self.exponents, (*self.quotients, (quotient, exponent))) if exponent else self
 
 
@@ -67,18 +67,18 @@ class Quotient:
 
     @classmethod
     def up(cls, exponents: tuple[int, ...], modulus: int) -> Quotient:
-        """How many multiples of ``modulus`` a product of powers is padded to."""
+        """The number of multiples of ``modulus`` to which a product of powers is padded."""
         constant = Monomial((0,) * len(exponents))
         return cls(((Monomial(exponents), 1), (constant, modulus - 1)), modulus)
 
     def values(self, points: IntArray) -> IntArray:
-        """At each of ``points`` (one per row)."""
+        """The values at ``points`` (one per row)."""
         parts = [factor * monomial.values(points) for monomial, factor in self.terms]
         values: IntArray = np.sum(parts, axis=0) // self.modulus
         return values
 
     def bound(self, highest: IntArray) -> int:
-        """At least its magnitude anywhere up to the point ``highest``."""
+        """An upper bound of its magnitude at all points up to ``highest``."""
         return sum(abs(factor) * monomial.bound(highest) for monomial, factor in self.terms) // self.modulus + 1
 
 
@@ -108,7 +108,7 @@ class Polynomials:
         return sizes
 
     def narrowed(self, highest: IntArray) -> Polynomials:
-        """The same in 64-bit numbers, if those hold all that can occur up to the point ``highest``."""
+        """The polynomials in 64-bit integers, if these cannot overflow up to the point ``highest``."""
         tops = [abs(monomial.bound(highest)) for monomial in self.monomials]
         sums = (sum(abs(n) * top for n, top in zip(row, tops, strict=True)) for row in self.numerators)
         if max(sums, default=0) > _LARGEST:
@@ -160,7 +160,7 @@ def assemble(
 
 
 def _close(points: IntArray, sizes: IntArray) -> dict[Monomial, Fraction]:
-    """A polynomial, linear in each argument, that comes close to ``sizes`` at ``points``."""
+    """The polynomial, linear in each argument, that fits ``sizes`` at ``points`` best (least squares)."""
     family = _box(dict.fromkeys(range(points.shape[1]), 1), points.shape[1])
     values = np.stack([monomial.values(points) for monomial in family], axis=1).astype(np.float64)
     terms = np.linalg.lstsq(values, sizes.astype(np.float64), rcond=None)[0]
@@ -168,7 +168,7 @@ def _close(points: IntArray, sizes: IntArray) -> dict[Monomial, Fraction]:
 
 
 def _through(family: Sequence[Monomial], points: IntArray, sizes: IntArray) -> dict[int, dict[Monomial, Fraction]]:
-    """The rows of ``sizes`` that the family hits at all points, with their coefficients."""
+    """The rows of ``sizes`` that the family fits at all points exactly, with their coefficients."""
     values = np.stack([monomial.values(points) for monomial in family], axis=1)
     scale = values.max(axis=0, initial=1).clip(1).astype(np.float64)
     solution, _, rank, _ = np.linalg.lstsq(values / scale, sizes.T.astype(np.float64), rcond=1e-12)
@@ -196,7 +196,7 @@ def _through(family: Sequence[Monomial], points: IntArray, sizes: IntArray) -> d
 
 
 def _invert(values: IntArray) -> tuple[list[list[Fraction]] | None, list[int]]:
-    """The inverse of a square part of ``values`` (P x M, rank M), and the rows of that part."""
+    """The inverse of a square submatrix of ``values`` (P x M, rank M), and the rows of that submatrix."""
     num_columns = values.shape[1]
     rows: list[int] = []
     reduced: list[tuple[int, list[Fraction]]] = []  # pivot column, row followed by what made it
@@ -240,13 +240,13 @@ def _assemble(found: Mapping[int, Mapping[Monomial, Fraction]], num_rows: int, n
 
 @cache
 def plain_families(num_arguments: int) -> tuple[Family, ...]:
-    """What a dimension may be made of that is not padded, pooled or cut up, the fewest monomials first."""
+    """Monomials of dimensions that are not padded, pooled or cut up; families with few monomials first."""
     return tuple(family for family in families(num_arguments) if not any(monomial.quotients for monomial in family))
 
 
 @cache
 def families(num_arguments: int) -> tuple[Family, ...]:
-    """What a size may be made of, the fewest monomials first."""
+    """The monomials that a size may consist of; families with few monomials first."""
     found = [
         family
         for count in range(num_arguments + 1)
@@ -275,7 +275,7 @@ def _sparse(num_arguments: int) -> Iterator[Family]:
 
 
 def families_with(quotients: Sequence[Quotient], num_arguments: int) -> list[Family]:
-    """What a size may be made of besides: one of the quotients, as length or as side of an image, or two."""
+    """Families with one of the quotients, as a length or as the side of an image, or with two."""
     powers = sorted(product(range(3), repeat=num_arguments), key=lambda exponents: (sum(exponents), exponents[::-1]))
     found: list[Family] = []
     for rest, one in product(map(Monomial, powers), quotients):
@@ -372,7 +372,7 @@ class SizeFunctions:
 
 @dataclass(frozen=True)
 class Dimension:
-    """A dimension of tensors, as a sum of ``terms``, and what it is ``values`` at the points that were traced."""
+    """A dimension of tensors: a sum of ``terms``, and its ``values`` at the traced points."""
 
     terms: Terms
     values: IntArray
@@ -380,7 +380,7 @@ class Dimension:
 
 @dataclass(frozen=True)
 class FoundQuotients:
-    """Quotients, and a point that will tell between two that explain a dimension alike (None: there is none)."""
+    """Quotients, and a point that decides between two explanations of a dimension (None: not needed)."""
 
     quotients: tuple[Quotient, ...]
     doubt: int | None
@@ -407,7 +407,7 @@ def find_quotients(known: list[Dimension], left: IntArray, lattice: IntArray) ->
 
 
 def _explanations(known: list[Dimension], row: IntArray) -> Iterator[list[tuple[Quotient, Terms]]]:
-    """For each known dimension that explains a row, every way in which it does, the smallest modulus first."""
+    """For each known dimension that explains a row, its explanations, the smallest modulus first."""
     steps = [(modulus, shift) for modulus in _STRIDES for shift in range(modulus)]
     steps += [(modulus, shift) for modulus in _ALIGNMENTS for shift in (0, modulus - 1)]
     moduli, shifts = np.array(steps, dtype=np.int64).T

@@ -45,22 +45,22 @@ class Ranges:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All arguments that vary."""
+        """The names of all arguments that vary."""
         return (*self.axes, *self.choices)
 
     def locate(self, values: Mapping[str, Any]) -> tuple[tuple[int, ...], Point]:
-        """The setting (positions in ``choices``) and the point that named values mean; each must be in its range."""
+        """The setting (positions in ``choices``) and the point of named values. Raises for values out of range."""
         self.check_names(values)
         setting = tuple(_position(name, values[name], options) for name, options in self.choices.items())
         return setting, tuple(_on_axis(name, values[name], axis) for name, axis in self.axes.items())
 
     def arguments(self, setting: tuple[int, ...], point: Point) -> dict[str, Any]:
-        """The function's keyword arguments there."""
+        """The function's keyword arguments at a setting and point."""
         chosen = {name: options[at] for (name, options), at in zip(self.choices.items(), setting, strict=True)}
         return {**self.fixed, **chosen, **dict(zip(self.axes, point, strict=True))}
 
     def check_names(self, values: Mapping[str, Any], but: str = "") -> None:
-        """Raise TypeError unless all that varies, apart from ``but``, and nothing else has a value."""
+        """Raise TypeError unless exactly the arguments that vary, except ``but``, have values."""
         for name in values:
             if name not in self.names or name == but:
                 known = [other for other in self.names if other != but]
@@ -82,7 +82,7 @@ class Ranges:
 
 
 def label(fn: Callable[..., Any]) -> str:
-    """The name of a function in sentences."""
+    """The name of a function in messages, such as ``"train()"``."""
     return f"{getattr(fn, '__name__', type(fn).__name__)}()"
 
 
@@ -188,6 +188,6 @@ _UNNAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL,
 
 
 def _offer(name: Any, known: Sequence[str]) -> str:
-    """The end of a sentence: the closest name, if one is close."""
+    """The suggestion of a similar name, to end a sentence; empty without one."""
     close = get_close_matches(str(name), known, n=1, cutoff=0.5)
     return _("; did you mean {close!r}?", close=close[0]) if close else "."

@@ -208,7 +208,7 @@ def _remainders(point: Point) -> set[tuple[int, int, int]]:
 
 
 def _roundness(numbers: IntArray) -> IntArray:
-    """How often 2 divides each number, up to 10 times."""
+    """The power of 2 in each number, up to 10."""
     return sum((numbers % 2**power == 0) & (numbers > 0) for power in range(1, 11))
 
 
@@ -218,7 +218,7 @@ def _roundest(axis: IntArray, off: int, middle: float) -> IntArray:
 
 
 def _list_points(axes: tuple[IntArray, ...]) -> IntArray:
-    """All points of a lattice, or many of a large one: corners, evenly spread, and more among the small."""
+    """All points of a lattice, or a sample of a large one: corners, evenly spread points, more small ones."""
     count = 1
     for axis in axes:
         count *= len(axis)
@@ -299,7 +299,7 @@ def _best_hypothesis(
 
 
 def _distance(one: Point, other: Point) -> tuple[int, float]:
-    """In how many arguments two points differ, and by what factor."""
+    """The number of arguments in which two points differ, and by what factor."""
     ratios = [max(a, b) / min(a, b) for a, b in zip(one, other, strict=True) if a != b]
     return len(ratios), prod(ratios)
 

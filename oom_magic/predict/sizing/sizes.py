@@ -125,7 +125,7 @@ class Sizes(Result):
 
     @property
     def num_traces(self) -> int:
-        """How many dry runs were made."""
+        """The number of dry runs made."""
         return self.runs.count
 
     def trace(self, **choices: Any) -> None:
@@ -147,7 +147,7 @@ class Sizes(Result):
 
     @property
     def has_runs(self) -> bool:
-        """Whether ``report_of_run`` has told of single points already."""
+        """Whether runs at single points were made."""
         return bool(self._alone)
 
     def _setting(self, choices: Mapping[str, Any]) -> tuple[int, ...]:
@@ -176,13 +176,13 @@ class Sizes(Result):
         return other
 
     def with_device(self, device: Device) -> Sizes:
-        """The same on a card of the same kind with other memory."""
+        """The same sizes on a card of the same kind with other memory."""
         other = copy(self)
         other.device = replace(device, index=self._number)
         return other
 
     def take_over(self, other: Sizes) -> None:
-        """Know what ``other`` knows of the same function on another card, as ``on`` does."""
+        """Take over the pieces that ``other`` found for the same function on another card, as ``on`` does."""
         for setting, family in other._families.items():
             moved = on_card(family, self._card)
             if any(all_steps(family)):
@@ -203,12 +203,12 @@ class Sizes(Result):
         return self._replay(*self.ranges.locate(point), self.device).peak_reserved_bytes
 
     def report(self, **point: Any) -> MemoryReport:
-        """What ``dry_run`` would report, without a run where the sizes are known exactly (``is_exact``)."""
+        """The report that ``dry_run`` would return; without a run if the sizes are exact (``is_exact``)."""
         setting, at = self.ranges.locate(point)
         return self._report(self._exact_piece(setting, at), at)
 
     def report_of_run(self, **point: Any) -> MemoryReport:
-        """The same from a run at this very point: for few points that is faster than to trace all around."""
+        """The report of a run at this point: for few points that is faster than tracing the ranges."""
         setting, at = self.ranges.locate(point)
         return self._report(self._alone.get((setting, at)) or self._run_at(setting, at), at)
 
@@ -243,12 +243,12 @@ class Sizes(Result):
         return self._fits(*self.ranges.locate(point), self._device(memory))
 
     def is_exact(self, **point: Any) -> bool:
-        """Whether all around a point is known to the byte; if not, ``report`` runs the function there."""
+        """Whether the sizes around a point are known to the byte; if not, ``report`` runs the function."""
         setting, at = self.ranges.locate(point)
         return piece_at(self._family(setting), at).is_exact
 
     def largest(self, name: str, /, *, memory: str | int | None = None, **rest: Any) -> int:
-        """The largest value of argument ``name`` in its range that fits in ``memory``, or 0; one step more does not."""
+        """The largest value of argument ``name`` in its range that fits in ``memory``, or 0."""
         self.ranges.check_names(rest, but=name)
         if name not in self.ranges.axes:
             names = ", ".join(self.ranges.axes)
@@ -281,13 +281,13 @@ class Sizes(Result):
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
-        """What could not be followed exactly, anywhere that was traced."""
+        """What could not be followed exactly, at any traced point."""
         pieces = [piece for family in self._families.values() for piece in all_pieces(family)]
         return tuple(dict.fromkeys(assumption for piece in pieces for assumption in piece.assumptions))
 
     @property
     def borders(self) -> tuple[str, ...]:
-        """Where the function changes its ways, in words such as ``"batch_size x seq_len <= 3072"``."""
+        """Where the function changes its behavior, in words such as ``"batch_size x seq_len <= 3072"``."""
         names = list(self.ranges.axes)
         found = [border for family in self._families.values() for border in all_borders(family)]
         texts = [step.text(names) for family in self._families.values() for step in all_steps(family)]
@@ -327,12 +327,12 @@ class Sizes(Result):
         return peaks
 
     def _piece(self, setting: tuple[int, ...], point: Point) -> Piece:
-        """The piece, or a run at the point where what the function does there is not known."""
+        """The piece that contains the point, or a run at the point if that is not known."""
         piece = self._alone.get((setting, point)) or piece_at(self._family(setting), point)
         return piece if piece.is_followed else self._run_at(setting, point)
 
     def _exact_piece(self, setting: tuple[int, ...], point: Point) -> Piece:
-        """The piece, or a run at the point where that would not be exact."""
+        """The piece that contains the point if it is exact, else a run at the point."""
         piece = self._piece(setting, point)
         return piece if piece.is_exact else self._run_at(setting, point)
 
@@ -372,7 +372,7 @@ class Sizes(Result):
         return found
 
     def _stored(self, what: Any, make: Callable[[], Node]) -> Node:
-        """What ``make`` finds, or found before for a function that is known by more than its name."""
+        """What ``make`` returns, or returned before for a function with the same identity."""
 
         def ready() -> Node:
             found = make()
@@ -383,7 +383,7 @@ class Sizes(Result):
         return stored(partial(self._known_by, what), ready)
 
     def _known_by(self, what: Any) -> Any:
-        """What decides ``what`` was found, apart from the environment; None where that is not known."""
+        """The key of ``what``, without the environment; None if the function has no identity."""
         identity = None if self.runs.reads_files else self._identity()
         if identity is None:
             return None

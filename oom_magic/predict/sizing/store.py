@@ -54,7 +54,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def folder() -> Path:
-    """Where the files are."""
+    """The folder of the files."""
     return Path(platformdirs.user_cache_dir("oom_magic", appauthor=False))
 
 
@@ -114,7 +114,7 @@ def _read(file: Path) -> tuple[Any] | None:
 
 
 def _load(file: Path) -> tuple[Any] | None:
-    """What is in a file of the user's own; None if there is none, or none that can be read."""
+    """The content of a file that belongs to the user; None if there is none, or it cannot be read."""
     try:
         if hasattr(os, "getuid") and file.stat().st_uid != os.getuid():
             return None
@@ -125,7 +125,7 @@ def _load(file: Path) -> tuple[Any] | None:
 
 
 def _touch(file: Path) -> bool:
-    """Whether the file is there, which is used now."""
+    """Note that a file is used now; returns whether it exists."""
     try:
         os.utime(file)
     except OSError:
@@ -134,7 +134,7 @@ def _touch(file: Path) -> bool:
 
 
 def _write(file: Path, found: tuple[Any]) -> None:
-    """Write a file as a whole or not at all; a full disk or what cannot be pickled only costs time later."""
+    """Write a file as a whole or not at all; a full disk, or a value that cannot be pickled, is no error."""
     with suppress(OSError, RecursionError, pickle.PicklingError, TypeError, AttributeError):
         text = zlib.compress(pickle.dumps(found, protocol=5), 1)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -145,11 +145,11 @@ def _write(file: Path, found: tuple[Any]) -> None:
             Path(name).replace(file)
         finally:
             Path(name).unlink(missing_ok=True)
-        _forget_unused(file.parent)
+        _delete_unused(file.parent)
 
 
-def _forget_unused(where: Path) -> None:
-    """Others' unfinished files among them, when they are old."""
+def _delete_unused(where: Path) -> None:
+    """Delete the files that were not used for longest, and old unfinished ones."""
     files = sorted(where.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True)
     total = 0
     for file in files:
@@ -159,7 +159,7 @@ def _forget_unused(where: Path) -> None:
 
 
 def torch_version() -> str:
-    """The version of PyTorch that is loaded, or would be."""
+    """The version of PyTorch that is loaded or installed."""
     return _loaded_version("torch")
 
 
@@ -205,7 +205,7 @@ def _switches(torch: Any) -> dict[str, Any]:
 
 
 def _foreign() -> Iterator[Any]:
-    """Functions and classes of others in models and in PyTorch's modules."""
+    """Functions and classes of other packages in transformers' models and in PyTorch's modules."""
     for name, module in list(sys.modules.items()):
         if not name.startswith(_CHANGED_BY_OTHERS) and ".modeling_" not in name:
             continue

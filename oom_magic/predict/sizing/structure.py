@@ -59,7 +59,7 @@ class Structure:
         return cls(timeline, size_functions, counts, digest.digest())
 
     def with_sizes(self, requested_bytes: IntArray) -> Timeline:
-        """The timeline of a run of this structure that asked for these sizes (0: not at all)."""
+        """The timeline of a run of this structure with these sizes (0: no allocation)."""
         return replace(self.timeline, requested_bytes=requested_bytes).without_empty()
 
     def makers(self, rows: IntArray) -> list[tuple[SizeFunction | None, tuple[int, ...]]]:
@@ -75,7 +75,7 @@ class Structure:
         return _("{operator} at {line}", operator=operator, line=self.timeline.lines[line]) if line else operator
 
     def difference(self, other: Structure) -> str:
-        """The first event at which ``other`` goes another way, in words."""
+        """The first event that differs in ``other``, in words."""
         mine, others = self.timeline, other.timeline
         length = min(mine.num_events, others.num_events)
         differs = mine.order[:length] != others.order[:length]
@@ -98,7 +98,7 @@ class Structure:
 
 
 def sizing_numbers(requested_bytes: IntArray, expressions: Mapping[int, SizeExpression]) -> IntArray:
-    """What makes the sizes: the numbers of a size function, or the size itself."""
+    """The numbers that determine the sizes: those of a size function, or the size itself."""
     numbers: list[int] = []
     for allocation, num_bytes in enumerate(requested_bytes.tolist()):
         expression = expressions.get(allocation)
@@ -107,7 +107,7 @@ def sizing_numbers(requested_bytes: IntArray, expressions: Mapping[int, SizeExpr
 
 
 def _names(timeline: Timeline, table: str, column: str) -> Any:
-    """For each event, what ``column`` says of its allocation."""
+    """For each event, the value of its allocation in ``column``."""
     allocations = np.where(timeline.order >= 0, timeline.order, ~timeline.order)
     return np.array([str(name) for name in getattr(timeline, table)])[getattr(timeline, column)[allocations]]
 

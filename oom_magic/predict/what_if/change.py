@@ -24,7 +24,7 @@ class InapplicableError(Exception):
 
 
 class MissingError(InapplicableError):
-    """A change that would be possible with a library that is not installed."""
+    """A change that needs a library that is not installed."""
 
 
 def library(name: str) -> ModuleType:
@@ -41,7 +41,7 @@ def library(name: str) -> ModuleType:
 
 
 class ByHandError(InapplicableError):
-    """A change that would help, in code that only its author can change."""
+    """A change that would help, but in code that must be changed by hand."""
 
 
 class Change:
@@ -65,19 +65,19 @@ class Change:
         """Change the outermost module before its first call, if ``check`` passed."""
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The changed arguments of the outermost module."""
+        """The arguments to pass to the outermost module."""
         return args, kwargs
 
     def result(self, result: Any) -> Any:
-        """The changed result of the outermost module."""
+        """The result to return from the outermost module."""
         return result
 
     def around_call(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """A context for each call of the outermost module, ``model``."""
+        """A context manager around each call of the outermost module, ``model``."""
         return nullcontext()
 
     def around_run(self) -> AbstractContextManager[Any]:
-        """A context for the whole run."""
+        """A context manager around the whole run."""
         return nullcontext()
 
 
@@ -91,14 +91,14 @@ def inputs_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
 
 
 class ExpectedInputs(Change):
-    """Nothing is changed; a run whose call ``number`` of an outermost module (from 0) has other inputs ends there."""
+    """No change; ends a run if call ``number`` (from 0) of an outermost module has other inputs."""
 
     def __init__(self, number: int, are_expected: Callable[[Inputs], bool]) -> None:
         self._number = number
         self._are_expected = are_expected
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same. Raises InapplicableError at the call whose inputs are not the expected ones."""
+        """Unchanged. Raises InapplicableError at the call whose inputs are not the expected ones."""
         self._number -= 1
         if self._number == -1 and not self._are_expected(inputs_of(args, kwargs)):
             raise InapplicableError("size_not_set_there")

@@ -31,7 +31,7 @@ class Compiled(Change):
             raise MissingError("library_missing", name="triton")
 
     def check(self, model: torch.nn.Module) -> None:
-        """Nothing of the model may be compiled yet."""
+        """No part of the model may be compiled yet."""
         if _is_compiled(model):
             raise InapplicableError("compiled_already")
 
@@ -44,17 +44,17 @@ class Compiled(Change):
 
 
 class CompiledInBlocks(Compiled):
-    """Of a model that is compiled as a whole only its repeated blocks, one by one."""
+    """Compiles only the repeated blocks of a model, one by one, instead of the whole model."""
 
     def check(self, model: torch.nn.Module) -> None:
-        """The whole must be compiled, and have such blocks."""
+        """The whole model must be compiled and have repeated blocks."""
         if not _is_whole(model):
             raise InapplicableError("not_compiled")
         if path_of_blocks(_inside(model)) is None:
             raise InapplicableError("no_equal_blocks")
 
     def prepare(self, model: torch.nn.Module) -> None:
-        """The model runs as it is written, and its blocks compiled."""
+        """The model itself runs eagerly, its blocks are compiled."""
         inside = _inside(model)
         vars(inside)["_compiled_call_impl"] = None
         if inside is not model:
@@ -64,18 +64,18 @@ class CompiledInBlocks(Compiled):
 
 
 class ActivationBudget(Change):
-    """``activation_memory_budget``: compiled code keeps this share of its activations, and recomputes the rest."""
+    """``activation_memory_budget``: compiled code saves this share of its activations and recomputes the rest."""
 
     SHARE = 0.5
 
     def check(self, model: torch.nn.Module) -> None:
-        """Something of the model must be compiled, and a larger budget be set (``torch/_functorch/config.py``)."""
+        """A part must be compiled, with a larger budget (``torch/_functorch/config.py``)."""
         if not _is_compiled(model):
             raise InapplicableError("not_compiled")
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
-        """Set while the run lasts."""
+        """Set the budget during the run."""
         budget = min(self.SHARE, torch._functorch.config.activation_memory_budget)
         with torch._functorch.config.patch(activation_memory_budget=budget):
             yield
@@ -114,6 +114,6 @@ def _is_whole(module: torch.nn.Module) -> bool:
 
 
 def _inside(model: torch.nn.Module) -> torch.nn.Module:
-    """What ``torch.compile(module)`` wraps."""
+    """The module that ``torch.compile(module)`` wraps."""
     inside: Any = vars(model).get("_modules", {}).get("_orig_mod")
     return model if inside is None else inside

@@ -40,11 +40,11 @@ class LoadChange(Change, ABC):
 
     @abstractmethod
     def loading(self) -> dict[str, Any]:
-        """The arguments of ``from_pretrained`` that have the same effect."""
+        """The arguments of ``from_pretrained`` that load the weights this way."""
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
-        """Models are loaded in this way, or converted when they are moved to a GPU."""
+        """Load models this way, or convert them when they are moved to a GPU."""
         module = torch.nn.Module
         loader = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
         with ExitStack() as stack:
@@ -67,7 +67,7 @@ class LoadChange(Change, ABC):
         return run
 
     def _staying(self, move: Callable[..., Any]) -> Callable[..., Any]:
-        """``.to("cuda")`` behind ``from_pretrained``, which the code for this change leaves out."""
+        """Ignores ``.to("cuda")`` after ``from_pretrained``, which the code for this change leaves out."""
 
         def run(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             return model if model in self._loaded else move(model, *args, **kwargs)
@@ -124,7 +124,7 @@ class LoadedInHalf(LoadChange):
 
 
 class LoadedQuantized(LoadChange):
-    """Linear layers in 8 or 4 ``bits`` as bitsandbytes has them, all else in 16."""
+    """Linear layers in 8 or 4 ``bits`` (bitsandbytes), all other weights in 16."""
 
     is_frozen = True
 

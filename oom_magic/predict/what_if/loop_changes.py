@@ -16,7 +16,7 @@ from oom_magic.predict.what_if.change import Change
 
 
 class ReleasedGradients(Change):
-    """``zero_grad(set_to_none=True)``, whatever the loop passes."""
+    """``zero_grad(set_to_none=True)``, whatever argument the loop passes."""
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
@@ -94,7 +94,7 @@ class _Turns:
 
 
 def _forget_unscaling(optimizer: Any) -> None:
-    """Accelerate's optimizer steps its scaler itself, which refuses to unscale gradients twice before that."""
+    """Accelerate's optimizer steps its scaler, which raises if gradients are unscaled twice before that."""
     scaler = getattr(optimizer, "scaler", None)
     if scaler is not None:
         with suppress(AssertionError):  # nothing was unscaled
@@ -102,7 +102,7 @@ def _forget_unscaling(optimizer: Any) -> None:
 
 
 def _of_its_part(backward: Callable[..., None]) -> Callable[..., None]:
-    """The backward of a loss that is divided by the number of batches."""
+    """``backward`` for a loss divided by the number of batches."""
 
     def run(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         backward(loss / 2, *args, **kwargs)
@@ -134,7 +134,7 @@ class FetchedTogether(Change):
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
-        """Copies of a step's batches live as long as they do."""
+        """Copies of a step's batches stay alive as long as the batches."""
         trainer = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
         if trainer is None or not hasattr(trainer, "get_batch_samples"):  # before transformers 4.46
             yield
@@ -162,11 +162,11 @@ def _copy_of(batch: Any) -> Any:
 
 
 class GatheredOnHost(Change):
-    """Transformers' Trainer moves what it collects of an evaluation to the host after each batch."""
+    """Transformers' Trainer moves an evaluation's predictions to the host after each batch."""
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
-        """``eval_accumulation_steps`` is 1 while it evaluates."""
+        """Set ``eval_accumulation_steps`` to 1 during evaluations."""
 
         def looping(trainer: Any, loop: Callable[[], Any]) -> Any:
             before, trainer.args.eval_accumulation_steps = trainer.args.eval_accumulation_steps, 1
@@ -180,7 +180,7 @@ class GatheredOnHost(Change):
 
 
 def around_evaluations(run: Callable[[Any, Callable[[], Any]], Any]) -> Patches:
-    """``run(trainer, loop)`` in place of the loop in which a Trainer evaluates or predicts; nothing without one."""
+    """Calls ``run(trainer, loop)`` instead of the loop in which a Trainer evaluates or predicts."""
     trainer = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
     if trainer is None:
         return []
@@ -207,7 +207,7 @@ class ShorterInputs(Change):
         self.after = after
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same, each tensor cut along the dimension where it is as long as this call's inputs are."""
+        """The arguments with each tensor cut along the dimension in which it is as long as this call's inputs."""
         if self._without_gradients and torch.is_grad_enabled():
             return args, kwargs
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
@@ -244,7 +244,7 @@ class ShorterInputs(Change):
 
 
 def _with_labels_cut(prediction: Any) -> Any:
-    """An ``EvalPrediction`` whose labels are nowhere longer than its predictions."""
+    """An ``EvalPrediction`` with labels cut to the lengths of its predictions."""
     made = prediction.predictions
     shape = getattr(made[0] if isinstance(made, tuple) else made, "shape", ())
     if isinstance(prediction.label_ids, np.ndarray):
@@ -257,10 +257,10 @@ class DroppedOutputs(Change):
     """A Hugging Face model returns only the loss: the logits are freed before the backward."""
 
     def result(self, result: Any) -> Any:
-        """The loss alone, where there are logits beside it."""
+        """The loss alone, if the result also has logits."""
         return type(result)(loss=result["loss"]) if has_outputs(result) else result
 
 
 def has_outputs(result: Any) -> bool:
-    """Whether a model returned a loss together with the logits it was computed from."""
+    """Whether a model returned a loss and its logits."""
     return isinstance(result, dict) and result.get("loss") is not None and result.get("logits") is not None

@@ -22,7 +22,7 @@ class ActivationCheckpointing(Change):
     """Recompute each block's activations in the backward: by Hugging Face's switch, else in the longest list."""
 
     def check(self, model: torch.nn.Module) -> None:
-        """Needs Hugging Face's switch, not yet on, or a list of like blocks."""
+        """Needs Hugging Face's switch, turned off, or a list of blocks of one class."""
         switch = _checkpointing_switch(model)
         if switch is None:
             repeated_blocks(model)
@@ -41,7 +41,7 @@ class ActivationCheckpointing(Change):
 
 
 def path_of_switch(model: torch.nn.Module) -> str | None:
-    """Where a model has the Hugging Face model, which may be itself, with the switch for checkpointing; or None."""
+    """The path of the (sub)module with Hugging Face's switch for checkpointing; None without one."""
     for path, module in model.named_modules():
         if hasattr(type(module), "gradient_checkpointing_enable") and module.supports_gradient_checkpointing:
             return path
@@ -140,7 +140,7 @@ class HalfWeights(Change):
         model.to(self.dtype)
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same, floating-point tensors cast as the weights are."""
+        """The arguments, with floating-point tensors cast to the type of the weights."""
         return tuple(map(self._narrow, args)), {name: self._narrow(value) for name, value in kwargs.items()}
 
     def _narrow(self, value: Any) -> Any:
@@ -181,12 +181,12 @@ class AttentionKernel(Change):
             raise InapplicableError("attention_already", name=self.name)
 
     def prepare(self, model: torch.nn.Module) -> None:
-        """All its configurations name the implementation."""
+        """Set the implementation in all its configurations."""
         for config in _attention_configs(model):
             config._attn_implementation = self.name
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same; fused kernels have no attention maps to return."""
+        """The arguments, without requests for attention maps, which fused kernels do not return."""
         if kwargs.get("output_attentions"):
             raise InapplicableError("attention_maps_wanted")
         return args, kwargs
@@ -237,7 +237,7 @@ class LowRankAdapters(Change):
 
 
 def _targets(model: torch.nn.Module) -> tuple[str, ...] | str:
-    """A setup's targets for models of this type; all linear layers where its layers have other names."""
+    """A setup's targets for models of this type; all linear layers if the names do not match."""
     targets = lora_targets(str(getattr(model.config, "model_type", "")))
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     return targets if isinstance(targets, str) or names.issuperset(targets) else "all-linear"
@@ -274,7 +274,7 @@ class QuantizedAdapters(LowRankAdapters):
 
 
 def quantized(layer: torch.nn.Linear, bits: int) -> torch.nn.Module:
-    """A linear layer that bitsandbytes brings to 8 or 4 bits when it is moved to the GPU."""
+    """A linear layer that bitsandbytes quantizes to 8 or 4 bits when it is moved to the GPU."""
     nn = library("bitsandbytes").nn
     size = (layer.in_features, layer.out_features, layer.bias is not None)
     made: torch.nn.Module
@@ -331,13 +331,13 @@ class NoGradients(Change):
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
-        """Calls are counted from here."""
+        """Count calls from the start of the run."""
         self._num_calls = 0
         self._trained.clear()
         yield
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same; records whether gradients go through to them."""
+        """Unchanged; notes whether gradients flow to the inputs."""
         given = (*args, *kwargs.values())
         self._goes_through = any(isinstance(one, torch.Tensor) and one.requires_grad for one in given)
         return args, kwargs
@@ -354,7 +354,7 @@ class NoGradients(Change):
 
 
 def _is_trained(model: torch.nn.Module) -> bool:
-    """Whether an optimizer has weights of it."""
+    """Whether an optimizer trains weights of the model."""
     with suppress(InapplicableError):
         return bool(optimizers_of(model))
     return False
@@ -374,7 +374,7 @@ class ChunkedLoss(Change):
         _language_model(model)
 
     def prepare(self, model: torch.nn.Module) -> None:
-        """The head passes hidden states on; the loss computes logits a chunk at a time."""
+        """The head returns hidden states; the loss computes logits for one chunk at a time."""
         owner = _language_model(model)
         head = owner.lm_head
         project, original = head.forward, owner.loss_function

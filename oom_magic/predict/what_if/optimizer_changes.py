@@ -38,7 +38,7 @@ class OptimizerOptions(Change):
         self.options = options
 
     def check(self, model: torch.nn.Module) -> None:
-        """Every optimizer must know the options."""
+        """Every optimizer must have the options."""
         for optimizer in optimizers_of(model):
             for name in self.options:
                 if name not in optimizer.defaults:
@@ -59,12 +59,12 @@ class OtherOptimizer(Change):
         self._classes: list[tuple[torch.optim.Optimizer, type]] = []
 
     def check(self, model: torch.nn.Module) -> None:
-        """Some optimizer must be of another class."""
+        """At least one optimizer must be of another class."""
         if all(type(optimizer) is self.kind for optimizer in optimizers_of(model)):
             raise InapplicableError("optimizer_already", name=self.kind.__name__)
 
     def prepare(self, model: torch.nn.Module) -> None:
-        """The objects in use become optimizers of the other class, with their parameters and learning rate."""
+        """Change the class of the optimizers in use, keeping parameters and learning rate."""
         for optimizer in optimizers_of(model):
             if type(optimizer) is self.kind:
                 continue
@@ -77,7 +77,7 @@ class OtherOptimizer(Change):
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
-        """At the end the user's optimizers have their own classes again."""
+        """Restore the classes of the user's optimizers at the end."""
         try:
             yield
         finally:
@@ -104,7 +104,7 @@ def sgd() -> OtherOptimizer:
 
 
 class _HostOptimizer(torch.optim.Optimizer):
-    """State and arithmetic in host memory, results copied into the weights: on the GPU a step takes nothing."""
+    """State and arithmetic in host memory, results copied into the weights: a step allocates nothing on the GPU."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr})
@@ -115,5 +115,5 @@ class _HostOptimizer(torch.optim.Optimizer):
 
 
 def offloaded_optimizer() -> OtherOptimizer:
-    """The optimizer in host memory, as torchao's CPUOffloadOptimizer and DeepSpeed's ZeRO-Offload have it."""
+    """An optimizer in host memory, like torchao's CPUOffloadOptimizer and DeepSpeed's ZeRO-Offload."""
     return OtherOptimizer(_HostOptimizer)

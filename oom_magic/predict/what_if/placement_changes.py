@@ -120,7 +120,7 @@ def even_device_map(model: torch.nn.Module) -> dict[str, int]:
 
 
 def _code(model: torch.nn.Module) -> str:
-    """The even device map as an expression."""
+    """The even device map as code."""
     path, number = path_of_blocks(model), len(repeated_blocks(model))
     others = ", ".join(
         f'"{name}": {card}' for name, card in even_device_map(model).items() if not name.startswith(f"{path}.")
@@ -201,7 +201,7 @@ class FullySharded(Change):
             yield
 
     def _libraries(self) -> Iterator[tuple[type, str, Callable[..., Any]]]:
-        """The classes that take the settings, where they are loaded."""
+        """The classes that take the settings, if they are loaded."""
         table = (
             ("accelerate.accelerator", "Accelerator", "__init__", self._accelerated),
             ("transformers.training_args", "TrainingArguments", "__post_init__", self._argued),
@@ -243,7 +243,7 @@ def _without_gradient_sync(wrapper: Any) -> Iterator[None]:
 
 
 class GradientsInBuckets(Change):
-    """DDP whose gradients are views of what it sends: ``gradient_as_bucket_view=True``."""
+    """DDP whose gradients are views of its buckets: ``gradient_as_bucket_view=True``."""
 
     def __init__(self) -> None:
         self._has_changed = False
@@ -278,26 +278,26 @@ class Resharded(Change):
             raise InapplicableError("resharded_already")
 
     def prepare(self, model: torch.nn.Module) -> None:
-        """Every shard gives them back after its forward."""
+        """Every shard frees gathered parameters after its forward."""
         for shard in _shards_within(model):
             shard.set_reshard_after_forward(True, recurse=False)
 
 
 class ShardsOnHost(Change):
-    """FSDP2 that keeps each process's shards, and with them gradients and optimizer state, in RAM."""
+    """FSDP2 with each process's shards, gradients and optimizer state in host memory."""
 
     def __init__(self) -> None:
         self._has_changed = False
 
     def check(self, model: torch.nn.Module) -> None:
-        """Needs shards that are on the GPU."""
+        """Needs shards on the GPU."""
         policies = [group.offload_policy for group in map(_group_of, _shards_within(model)) if group is not None]
         if all(type(policy).__name__ == "CPUOffloadPolicy" for policy in policies) and not self._has_changed:
             raise InapplicableError("shards_on_host_already")
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
-        """Whatever is sharded is sharded with ``CPUOffloadPolicy()``."""
+        """Pass ``CPUOffloadPolicy()`` wherever the code shards."""
         from torch.distributed.fsdp import CPUOffloadPolicy
         from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
