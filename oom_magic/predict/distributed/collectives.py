@@ -39,7 +39,7 @@ class Sent:
         self._works: dict[Any, int] = {}  # the step in which each work was made
 
     def work(self, outputs: Any, until_waited: Sequence[Any]) -> Any:
-        """A work that nobody has waited for yet."""
+        """A Work that nobody has waited for yet."""
         made = _work_type()(outputs, until_waited, self._works)
         self._works[made] = self._gpu.recorder.step
         return made.boxed()
@@ -114,7 +114,7 @@ def _over(result: Any) -> Any:
 
 
 def finished_work(outputs: Any) -> Any:
-    """The work of a collective that has ended; it holds the outputs for as long as it exists."""
+    """The Work of a finished collective, which holds the outputs."""
     from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
     return _create_work_from_future(_over(outputs))
@@ -160,7 +160,7 @@ def _all_gather(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...]) -> tuple[
 
 
 def _gather(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Sent one by one."""
+    """Inputs are sent one by one."""
     for received, sent in zip(args[0], args[1], strict=False):
         _copy_to_each(gpu, sent, received)
     return args[0], args[1]
@@ -187,7 +187,7 @@ def _scatter(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...]) -> tuple[Any
 
 
 def _into_tensor(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Into one tensor; nothing is taken."""
+    """Gathers into one tensor; allocates nothing."""
     _write_whole(gpu, args[0], args[1])
     return args[0], args[1]
 
@@ -289,7 +289,7 @@ def _wrapped(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict
 
 
 def collective_handlers(sent: Sent) -> dict[OpOverload, Handler]:
-    """What runs in place of each operator of ``torch.distributed``."""
+    """The handlers of ``torch.distributed``'s operators."""
     c10d = torch.ops.c10d
     handlers = {
         getattr(c10d, name).default: _handler(sent, collective)

@@ -26,7 +26,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def data_parallel_followed(gpu: FakeGPU) -> Patches:
-    """While a dry run lasts, models are replicated over the pretend machine's cards."""
+    """In the block, models are replicated over the pretend machine's cards."""
     return [
         (torch.nn.parallel.comm, {"broadcast": broadcast, "broadcast_coalesced": broadcast_coalesced}),
         (torch.nn.parallel.comm, {"scatter": scatter, "gather": gather}),
@@ -137,7 +137,7 @@ def scatter(
     *,
     out: Any = None,
 ) -> tuple[torch.Tensor, ...]:
-    """A piece on each device; one that is there already is a view."""
+    """A piece on each device; a piece that stays on its device is a view."""
     if out is not None:
         return tuple(out)
     assert devices is not None
@@ -150,7 +150,7 @@ def scatter(
 
 
 def gather(tensors: Tensors, dim: int = 0, destination: Any = None, *, out: Any = None) -> torch.Tensor:
-    """The pieces behind one another on the destination (-1: the host)."""
+    """The pieces concatenated on the destination (-1: the host)."""
     if out is not None:
         return out  # type: ignore[no-any-return]
     size = list(tensors[0].size())
@@ -168,7 +168,7 @@ def gather(tensors: Tensors, dim: int = 0, destination: Any = None, *, out: Any 
 
 
 def _number(device: Any) -> int:
-    """The card that a device names; the current one where it names none."""
+    """The card of a device; the current one if it has no index."""
     index = device if isinstance(device, int) else None if device is None else torch.device(device).index
     return torch.cuda.current_device() if index is None else index
 

@@ -59,12 +59,12 @@ def _elastic(module: ModuleType, run: Run) -> Patches:
 
 
 class _Ended:
-    """What ``start_processes`` returns, with all processes finished."""
+    """The result of ``start_processes``, with all processes finished."""
 
     processes: tuple[Any, ...] = ()
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """True: it has ended."""
+        """True: the processes have ended."""
         return True
 
     def pids(self) -> list[int]:

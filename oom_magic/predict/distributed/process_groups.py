@@ -134,7 +134,7 @@ def _alike(group: Any, tensors: Any, logger: Any = None) -> None:
 
 
 def _unknown_object(*_unused: Any, **__: Any) -> None:
-    """Objects of another process (``recv_object_list``): neither they nor their sizes are known."""
+    """Refuses objects of another process (``recv_object_list``), which are unknown."""
     raise RuntimeError(
         _("recv_object_list: what another process sends is known only to that process; a dry run follows one process")
     )

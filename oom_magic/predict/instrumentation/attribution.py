@@ -104,7 +104,7 @@ class Attribution(threading.local):
         return None
 
     def line(self) -> SourceLine | None:
-        """The innermost running line of the user's own code, or the one that running generated code stands for."""
+        """The innermost running line of the user's code, or the one that generated code was made from."""
         passed_over = self._passed_over  # read once: a stack is deep
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:

@@ -31,7 +31,7 @@ class AutogradOrder:
         self._creates_graphs = False
 
     def around(self, run_backward: Callable[..., Any]) -> Callable[..., Any]:
-        """``torch.autograd._engine_run_backward``; the nodes that it will run are renumbered."""
+        """Wraps ``torch.autograd._engine_run_backward``, which renumbers the nodes that it will run."""
 
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if torch._C._current_graph_task_id() != -1:  # inside another, in its thread
@@ -54,7 +54,7 @@ class AutogradOrder:
             self._ended.append(ended)
 
     def _num_made(self, position: int) -> int:
-        """How many nodes backwards had made after the one at ``position``."""
+        """The number of nodes made in backwards after the one at ``position``."""
         return self._made_before[position] + self._ended[position] - self._begun[position]
 
     def _renumber(self, outputs: Iterable[Any]) -> None:
@@ -66,7 +66,7 @@ class AutogradOrder:
                 set_number(_FIRST + self._counted(number))
 
     def _counted(self, number: int) -> int:
-        """What the node's own thread had counted when it made it."""
+        """The sequence number that the node's own thread would have given it."""
         position = bisect_right(self._begun, number) - 1
         if number < self._ended[position]:
             return self._made_before[position] + number - self._begun[position]
@@ -74,7 +74,7 @@ class AutogradOrder:
 
 
 def number_when_made(node: Node) -> int:
-    """The node's sequence number as this thread counted it."""
+    """The node's sequence number in the order of creation in this process."""
     number: int = node._sequence_nr()
     return node.metadata.get(_NUMBER, number) if _FIRST <= number < NO_SEQUENCE else number
 
@@ -85,7 +85,7 @@ def _next_number() -> int:
 
 
 def _reachable(tensors: Iterable[Any], is_wanted: Callable[[Node], bool]) -> list[Node]:
-    """The nodes that lead from the tensors' on through others that are wanted, each once."""
+    """The nodes that can be reached from the tensors through wanted nodes, each once."""
     found: dict[Node, None] = {}
     nodes = [getattr(tensor, "grad_fn", getattr(tensor, "node", None)) for tensor in tensors]  # or GradientEdges
     waiting = [node for node in nodes if node is not None and is_wanted(node)]

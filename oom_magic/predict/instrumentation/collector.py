@@ -65,7 +65,7 @@ class Collector:
             yield
 
     def begin(self) -> None:
-        """The user's code begins: earlier objects count as old."""
+        """To be called when the user's code begins: earlier objects count as old."""
         if are_set_aside():
             _freeze()
             self._own_before = self._num_own()
@@ -93,7 +93,7 @@ class Collector:
             self._num_young += 1
 
     def _num_made(self) -> int:
-        """Containers made and not freed since the last collection; CPython's counter depends on its free lists."""
+        """Containers made and not freed since the last collection (CPython's own counter depends on free lists)."""
         num_young = count_objects(0)
         self._num_operators, self._interval = 0, max(_LEAST_INTERVAL, num_young // _YOUNG_PER_OPERATOR)
         return num_young - (self._num_own() - self._own_before)

@@ -130,7 +130,7 @@ def _with_loops_in_place(code: CodeType) -> CodeType:
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Passes the items of loops through ``LOOPS``; code of models stays unchanged, for compilers."""
+    """Rewrites loops to get their items from ``LOOPS``; code of models stays unchanged, for compilers."""
 
     def __init__(self, source: str) -> None:
         self._lines = source.splitlines()
@@ -163,7 +163,7 @@ class _Rewriter(ast.NodeTransformer):
         return ast.fix_missing_locations(ast.copy_location(loop, node))
 
     def _conditions(self, loop: ast.For | ast.While, counter: str) -> ast.expr:
-        """The conditions in a loop, which are then decided through ``LOOPS``: see ``loops.Condition``."""
+        """The conditions in a loop, rewritten to report to ``LOOPS``: see ``loops.Condition``."""
         found: list[ast.expr] = []
         for node in _statements_of(loop):
             if isinstance(node, ast.If):
@@ -189,7 +189,7 @@ def _call(name: str, arguments: list[ast.expr]) -> ast.Call:
 
 
 def _is_said(statement: ast.stmt) -> bool:
-    """Whether a statement only calls something that prints, or shows how far it is."""
+    """Whether a statement only prints or updates a progress bar."""
     call = statement.value if isinstance(statement, ast.Expr) else None
     return isinstance(call, ast.Call) and _SAYS.search(ast.unparse(call.func)) is not None
 
@@ -199,7 +199,7 @@ def _is_decided(test: ast.expr) -> bool:
 
 
 def _counter(loop: ast.For) -> str:
-    """The name that a loop counts its turns with: its target, or the first one of ``enumerate``'s."""
+    """The name of a loop's counter: its target, or the first target of ``enumerate``."""
     target = loop.target
     if isinstance(target, ast.Tuple) and "enumerate(" in ast.unparse(loop.iter):
         target = target.elts[0]
@@ -207,7 +207,7 @@ def _counter(loop: ast.For) -> str:
 
 
 def _statements_of(loop: ast.For | ast.While) -> Iterator[ast.AST]:
-    """The statements in a loop's turns, without those of functions and classes that are defined there."""
+    """The statements of a loop, without those of functions and classes defined in it."""
     waiting: list[ast.AST] = [*loop.body]
     while waiting:
         node = waiting.pop(0)
@@ -217,7 +217,7 @@ def _statements_of(loop: ast.For | ast.While) -> Iterator[ast.AST]:
 
 
 def _functions(function: Callable[..., Any], namespaces: Iterable[Mapping[str, Any]]) -> list[FunctionType]:
-    """The user's functions that ``function``, these namespaces and the user's modules hold, and trainers' methods."""
+    """The user's functions in ``function``, these namespaces and the user's modules, and trainers' methods."""
     found: dict[int, FunctionType] = {}
     waiting: list[Any] = [function, *(value for names in namespaces for value in list(names.values()))]
     waiting += (value for module in users_modules() for value in list(vars(module).values()))
@@ -248,7 +248,7 @@ def _wrapped_by(function: FunctionType) -> Iterator[Any]:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Other places of the user's functions: methods, partials, classes, objects of the user's classes."""
+    """Functions inside a value: of methods, partials, classes, objects of the user's classes."""
     if isinstance(value, MethodType):
         return [value.__func__, value.__self__]
     if isinstance(value, partial):

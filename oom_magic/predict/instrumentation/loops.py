@@ -49,7 +49,7 @@ Outcomes = tuple[bool | None, ...]
 
 
 class Usage(NamedTuple):
-    """Memory in use after an optimizer step, the most since the step before, and the sum of all requests since then."""
+    """Bytes in use after an optimizer step, their peak since the last step, and the sum of requests since then."""
 
     allocated_bytes: int
     peak_bytes: int
@@ -123,7 +123,7 @@ class Loop:
         return item
 
     def _of_new_shapes(self, items: Iterator[Any]) -> Iterator[Any]:
-        """Of the items that are left those whose tensors have other shapes than all before."""
+        """The remaining items whose tensors have shapes not seen before."""
         end = time.process_time() + MOST_SECONDS_OF_LOOKING
         for item in takewhile(lambda _: time.process_time() < end, items):
             shapes = shapes_of(item)
@@ -132,7 +132,7 @@ class Loop:
                 yield item
 
     def is_like_before(self, usage: Usage) -> bool:
-        """Whether an optimizer step takes what the same step of the last turn took, and keeps nothing that adds up."""
+        """Whether an optimizer step uses as much memory as in the last iteration, and leaves no more allocated."""
         self._position += 1
         before = self._usages.get(self._position)
         self._usages[self._position] = usage
@@ -148,13 +148,13 @@ class Loop:
         )
 
     def is_due(self) -> bool:
-        """Whether its steps have differed for so long that it is ended."""
+        """Whether the steps have differed for so long that the loop is to be ended."""
         now = time.process_time()
         self._due = self._due or now + max(UNLIKE_SECONDS, now - self._begun)
         return now > self._due
 
     def seems_endless(self) -> bool:
-        """Whether a ``while`` loop has waited for an unknown value for long."""
+        """Whether a ``while`` loop has waited for an unknown value for too long."""
         if not isinstance(self._items, repeat):
             return False
         return self.num_turns > MOST_TURNS or time.process_time() - self._begun > MOST_SECONDS
@@ -189,18 +189,18 @@ class Loops:
         return loop
 
     def _under_way(self) -> list[weakref.ref[Loop]]:
-        """The running loops, outermost first; loops that were left in any way are dropped."""
+        """The running loops, outermost first; loops that ended in any way are dropped."""
         return [known for known in getattr(self._active, "loops", ()) if known() is not None]
 
     def _inside_out(self) -> list[Loop]:
         return [loop for known in reversed(self._under_way()) if (loop := known()) is not None]
 
     def decide(self, place: tuple[str, int], outcome: bool) -> None:
-        """A condition in a loop has this outcome."""
+        """Note the outcome of a condition in a loop."""
         self._outcomes.setdefault(place, set()).add(outcome)
 
     def end(self) -> None:
-        """The run ends: say which conditions of loops that were left were never met."""
+        """To be called at the end of the run: report conditions of shortened loops that were never true."""
         for file, number in self._shortened:
             if is_users_file(file) and self._outcomes.get((file, number)) == {False}:
                 self._tell(
@@ -212,7 +212,7 @@ class Loops:
                 )
 
     def step(self, optimizer: Hashable, usage: Usage) -> bool:
-        """An optimizer stepped; whether that was in a loop. Loops that have had enough end with this turn."""
+        """Note an optimizer step; ends loops that were followed enough. Returns whether it was in a loop."""
         loops = self._inside_out()
         enough = LIKE_STEPS
         for loop in loops:
@@ -229,7 +229,7 @@ class Loops:
 
     @property
     def ends_with_turn(self) -> bool:
-        """Whether the turn that runs is the last of the innermost loop, whose rest is left out."""
+        """Whether this is the last iteration of the innermost loop before its rest is left out."""
         return any(loop.is_left for loop in self._inside_out()[:1])
 
     def call(self, model: Hashable, state: Hashable, is_enough: bool = True) -> bool:
@@ -249,7 +249,7 @@ class Loops:
         return False
 
     def read(self) -> None:
-        """An unknown value was read: a ``while`` loop that waits for it without end is left."""
+        """Note that an unknown value was read: a ``while`` loop that waits for it forever is ended."""
         for loop in self._inside_out()[:1]:
             if loop.seems_endless():
                 self._leave(
@@ -295,7 +295,7 @@ def _about_unlike_steps(loop: Loop) -> str:
 
 
 class LoopsOfRun:
-    """What rewritten code calls: the loops of the dry run that lasts, if one does."""
+    """The interface for rewritten code: the loops of the current dry run, if there is one."""
 
     def __init__(self) -> None:
         self._running: list[Loops] = []
@@ -303,22 +303,22 @@ class LoopsOfRun:
 
     @property
     def leave_out(self) -> bool:
-        """Whether the rest of a loop is left out: a dry run lasts that was not told how many steps to follow."""
+        """Whether rests of loops are left out: in a dry run without a given number of steps."""
         return self.are_known and self._running[-1].leaves_steps
 
     @property
     def are_known(self) -> bool:
-        """Whether a dry run lasts that cuts any loop short."""
+        """Whether a dry run is running that shortens loops."""
         return bool(self._running)
 
     @property
     def ends_with_turn(self) -> bool:
-        """Whether the turn that runs is the last that is followed of the innermost loop."""
+        """Whether this is the last iteration of the innermost loop that is followed."""
         return bool(self._running) and is_of_run() and self._running[-1].ends_with_turn
 
     @contextmanager
     def followed(self, loops: Loops) -> Iterator[None]:
-        """``loops`` are those of the dry run, as long as it lasts."""
+        """Use ``loops`` in the block, for one dry run."""
         self._running.append(loops)
         try:
             yield
@@ -329,7 +329,7 @@ class LoopsOfRun:
     def each(
         self, items: Iterable[Any], line: int, counter: str, conditions: tuple[tuple[int, str, bool, bool], ...]
     ) -> Iterator[Any]:
-        """In ``for item in items``, on this line. ``counter`` is the name that counts its turns, if one does."""
+        """Called for ``for item in items`` on this line; ``counter`` is the name of its counter, if it has one."""
         if not self._running or not is_of_run():
             return iter(items)
         loop = self._running[-1].enter(items, (sys._getframe(1).f_code.co_filename, line))
@@ -337,14 +337,14 @@ class LoopsOfRun:
         return loop
 
     def decided(self, value: Any, line: int) -> bool:
-        """In ``if value`` in a loop, on this line."""
+        """Called for ``if value`` in a loop, on this line."""
         outcome = bool(value)
         if self._running and is_of_run():
             self._running[-1].decide((sys._getframe(1).f_code.co_filename, line), outcome)
         return outcome
 
     def turns(self, line: int, conditions: tuple[tuple[int, str, bool, bool], ...]) -> Iterator[None]:
-        """Of a ``while`` on this line: without end."""
+        """Called for a ``while`` on this line: an endless iterator."""
         endless = repeat(None)
         if not self._running or not is_of_run():
             return endless
@@ -367,7 +367,7 @@ class Condition(NamedTuple):
 
 
 def can_be_asked(test: ast.expr, counter: str) -> bool:
-    """Whether a condition depends on the counter of its loop, and looking at it changes nothing."""
+    """Whether a condition depends on the counter of its loop and can be evaluated without side effects."""
     nodes = list(ast.walk(test))
     is_simple = all(
         isinstance(node, _SIMPLE) or (isinstance(node, ast.Call) and ast.unparse(node.func) == "len") for node in nodes
@@ -408,7 +408,7 @@ def turns_to_see(
 
 
 class _Outcomes:
-    """What conditions on a counter come out as, in a turn with these names."""
+    """The outcomes of conditions on a counter, evaluated with these names."""
 
     def __init__(
         self, tests: list[CodeType], counter: str, global_names: dict[str, Any], local_names: Mapping[str, Any]
@@ -419,7 +419,7 @@ class _Outcomes:
         self._names = dict(local_names)
 
     def of(self, count: Any) -> Outcomes:
-        """True or False for each; None where one cannot be asked, for a name that is not there yet."""
+        """True or False for each; None if one cannot be evaluated, because a name does not exist yet."""
         self._names[self._counter] = count
         return tuple(map(self._outcome, self._tests))
 
@@ -429,7 +429,7 @@ class _Outcomes:
         return None
 
     def are_new(self, count: Any, seen: set[Outcomes]) -> bool:
-        """Whether this combination is new; it is recorded."""
+        """Whether this combination of outcomes is new; it is noted."""
         outcomes, num_before = self.of(count), len(seen)
         seen.add(outcomes)
         return len(seen) > num_before

@@ -38,6 +38,6 @@ _KINDS = (
 
 @contextmanager
 def libraries_followed(gpu: FakeGPU, assume: Callable[[str], None], isolation: Isolation) -> Iterator[None]:
-    """While a dry run lasts, libraries use the pretend GPU."""
+    """In the block, libraries use the pretend GPU."""
     with bitsandbytes_ops.complaints_muted(), adapted([kind.ADAPTERS for kind in _KINDS], Run(gpu, assume, isolation)):
         yield

@@ -22,7 +22,7 @@ from oom_magic.predict.isolation.patching import Patches, all_patched
 
 @dataclass(frozen=True)
 class Run:
-    """The dry run that an adapter serves: its GPU, its assumptions, its files."""
+    """What adapters need of the dry run: its GPU, its assumptions, its files."""
 
     gpu: FakeGPU
     assume: Callable[[str], None]
@@ -65,7 +65,7 @@ def adapted(tables: Sequence[Mapping[str, Adapter]], run: Run) -> Iterator[None]
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules that have an adapter, by the finders behind it."""
+    """A finder for modules that have an adapter; it asks the finders after it."""
 
     def __init__(self, names: set[str], loaded: Callable[[ModuleType], None]) -> None:
         self._names = names

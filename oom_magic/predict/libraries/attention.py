@@ -102,7 +102,7 @@ def _stand_ins() -> dict[str, ModuleType]:
 
 @contextmanager
 def _installed() -> Iterator[None]:
-    """The package, as imports and ``importlib.metadata`` see it."""
+    """Makes the package visible to imports and ``importlib.metadata``."""
     version, distributions = importlib.metadata.version, importlib.metadata.packages_distributions
 
     def version_of(name: str) -> str:
@@ -171,7 +171,7 @@ def _models_without(flash: ModuleType) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _a_cuda_build() -> AbstractContextManager[None]:
-    """transformers before version 5 asks for CUDA's version and remembers the answer."""
+    """A CUDA version for transformers before version 5, which asks for it and caches the answer."""
     return patched(torch.version, {"cuda": torch.version.cuda or "12.8"})
 
 

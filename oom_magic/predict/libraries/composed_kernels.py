@@ -29,7 +29,7 @@ def operators_of(namespace: str) -> list[OpOverload]:
 
 @contextmanager
 def added(table: dict[OpOverload, Any], more: Mapping[OpOverload, Any]) -> Iterator[None]:
-    """Adds operators to a table for as long as a run lasts."""
+    """Adds operators to a table inside the block."""
     before = dict(table)
     table.update(more)
     try:

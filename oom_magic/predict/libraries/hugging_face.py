@@ -34,23 +34,23 @@ _SMALLEST_VOCABULARY = 128  # transformers 5 makes tokenizers without their file
 
 
 def _offline(module: ModuleType, run: Run) -> Patches:
-    """Only files on this machine are found."""
+    """Find only files on this machine."""
     return [(module, {"HF_HUB_OFFLINE": True})]
 
 
 def _no_bars(module: ModuleType, run: Run) -> Patches:
-    """No progress bar for weights that are not really loaded."""
+    """Show no progress bar for weights that are not really loaded."""
     return [(module, {"_tqdm_active": False})]
 
 
 def _hub(module: ModuleType, run: Run) -> Patches:
-    """Nothing is uploaded or fetched: transformers before version 5 had copied huggingface_hub's switch."""
+    """Upload and download nothing (transformers before version 5 copied huggingface_hub's switch)."""
     known = {"_is_offline_mode": True} if hasattr(module, "_is_offline_mode") else {}
     return [(module, known), *unwritten("PushToHubMixin.push_to_hub")(module, run)]
 
 
 def _configurations(module: ModuleType, run: Run) -> Patches:
-    """Configurations that are not on this machine come from the presets."""
+    """Take configurations that are not on this machine from the presets."""
     owner = getattr(module, "PreTrainedConfig", None) or module.PretrainedConfig
     original = owner.__dict__["get_config_dict"].__func__
 
@@ -90,7 +90,7 @@ def _unknown(name: Any) -> str:
 
 
 def _tokenizers(module: ModuleType, run: Run) -> Patches:
-    """Tokenizers come from this machine; say so where one is missing."""
+    """Load tokenizers from this machine, and say so if one is missing."""
     owner = module.PreTrainedTokenizerBase
     original = owner.__dict__["from_pretrained"].__func__
 
@@ -114,7 +114,7 @@ def _tokenizers(module: ModuleType, run: Run) -> Patches:
 
 
 def _models(module: ModuleType, run: Run) -> Patches:
-    """transformers' own loader loads models from weights without data."""
+    """Let transformers' own loader load models from weights without data."""
     owner = module.PreTrainedModel
     original = owner.__dict__["from_pretrained"].__func__
 
@@ -192,7 +192,7 @@ def _weights_of(cls: Any, config: Any, args: Any, run: Run) -> dict[str, torch.T
 
 
 def _each_once(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tied weights occur once, under their first name, as in a file."""
+    """The tensors with tied weights once, under their first name, as in a file."""
     names = {id(tensor): name for name, tensor in reversed(tensors.items())}
     return {name: tensor for name, tensor in tensors.items() if names[id(tensor)] == name}
 
@@ -228,7 +228,7 @@ _is_quantizing: list[str] = []  # the models that are being loaded so
 
 
 def _adapters(module: ModuleType, run: Run) -> Patches:
-    """If there is no file of an adapter's weights, the adapter's own tensors give the shapes."""
+    """Without a file of an adapter's weights, take the shapes from the adapter's own tensors."""
     owner, read = module.PeftModel, module.load_peft_weights
     original = owner.load_adapter
     loading: list[tuple[Any, str]] = []
@@ -259,7 +259,7 @@ def _adapters(module: ModuleType, run: Run) -> Patches:
 
 @contextmanager
 def _answers_forgotten(module: ModuleType, run: Run) -> Iterator[None]:
-    """Caches such as that of ``is_torch_cuda_available`` are cleared, in the dry run and after it."""
+    """Clear caches such as that of ``is_torch_cuda_available``, in the dry run and after it."""
     with ExitStack() as stack:
         for value in list(vars(module).values()):
             forget = getattr(value, "cache_clear", None)
@@ -270,7 +270,7 @@ def _answers_forgotten(module: ModuleType, run: Run) -> Iterator[None]:
 
 
 def _criteria(module: ModuleType, run: Run) -> Patches:
-    """A stopping criterion that looks at tokens never says that a sequence is done."""
+    """Stopping criteria that depend on tokens never end a sequence."""
     return [
         (found, {"__call__": _not_done(found.__call__, run)})
         for found in vars(module).values()
@@ -292,7 +292,7 @@ def _not_done(criterion: Callable[..., Any], run: Run) -> Callable[..., Any]:
 
 
 def _beams(module: ModuleType, run: Run) -> Patches:
-    """Beams are extended until all of them have the maximum length."""
+    """Extend beams until all of them have the maximum length."""
     name = "_beam_search_has_unfinished_sequences"
     if not hasattr(module.GenerationMixin, name):  # older versions score beams on the host
         return []

@@ -24,7 +24,7 @@ _CUDA = torch.device("cuda", 0)
 
 @contextmanager
 def _accelerate_state(module: ModuleType, run: Run) -> Iterator[None]:
-    """accelerate keeps the process's device in singletons: in them, it is the pretend GPU for a while."""
+    """Set the device in accelerate's singletons to the pretend GPU, inside the dry run."""
     names = ("PartialState", "AcceleratorState", "GradientState")
     stores = [getattr(module, name)._shared_state for name in names]
     before = [dict(store) for store in stores]
@@ -56,7 +56,7 @@ def _notebook_launcher(module: ModuleType, run: Run) -> Patches:
 
 
 def _training_arguments(module: ModuleType, run: Run) -> Patches:
-    """Arguments made before the dry run have seen no GPU."""
+    """Give arguments that were made before the dry run a GPU."""
     owner = module.TrainingArguments
     original = owner.__dict__["device"].fget
 
@@ -122,7 +122,7 @@ def _evaluations(module: ModuleType, run: Run) -> Patches:
 
 
 def _lightning_validation(module: ModuleType, run: Run) -> Patches:
-    """Lightning validates in the last iteration of its loop over batches: here in the last one that is followed."""
+    """Lightning validates in the last iteration over batches: here in the last one that is followed."""
     owner = module._TrainingEpochLoop
     original = owner._should_check_val_fx
 

@@ -57,7 +57,7 @@ def _hdf5(module: ModuleType, run: Run) -> Iterator[None]:
 
 
 def _number(module: ModuleType, identity: Any) -> int:
-    """Of the file that something is in."""
+    """The number of the file that contains an object."""
     return int(module.h5o.get_info(identity).fileno)
 
 
@@ -70,7 +70,7 @@ class _Copies:
         self._found: dict[int, tuple[Any, Any, Any]] = {}  # the object, its stand-in, what it had read
 
     def of(self, one: Any, own: Any, file: Any) -> Any:
-        """What stands for ``one``, whose identity is ``own``, in the copy of a file."""
+        """The object in the copy of a file that replaces ``one``, whose identity is ``own``."""
         if id(one) not in self._found:
             with self._run.isolation.scope.outside():
                 module, copy = self._module, self._copy(file)
@@ -100,7 +100,7 @@ class _Copies:
 
 
 def of_new_ones(kind: str, *names: str) -> PatchTable:
-    """For objects of a class from before the run, these methods have no effect."""
+    """These methods have no effect for objects that were made before the run."""
 
     def adapt(module: ModuleType, run: Run) -> Patches:
         owner, made = getattr(module, kind), weakref.WeakSet[Any]()
