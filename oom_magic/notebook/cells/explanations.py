@@ -172,6 +172,8 @@ def explain_path(shell: InteractiveShell, path: str, options: Any) -> Diagnosis:
 def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRunner, options: Any) -> Diagnosis:
     """Explain the last out-of-memory error: the exception that IPython keeps for ``%debug``, else its text."""
     error = getattr(sys, "last_value", None)
+    if isinstance(error, UsageError):  # a mistyped magic is kept there, too
+        error = None
     is_live = error is not None and (is_out_of_memory(error) or not failures.last_text)
     problem = error if is_live else failures.last_text
     if not problem:
