@@ -124,17 +124,17 @@ Causes: logits in float32 need room; fragmentation. {message}
 ## Solutions
 Reduce the batch size, {settings}, call torch.cuda.empty_cache()"""
     text = str(explain(guide, lang="en", fast=True))
-    judged = " ".join(text[text.index("What the text makes of it") : text.index("The message")].split())
+    judged = " ".join(text[text.index("What the text says about it") : text.index("The message")].split())
     for said in (
         "what it shows agrees: The logits or the loss",
-        "nothing in it speaks: ",
+        "nothing in it supports: ",
         "it helps: A smaller microbatch",
         "it helps: Activation checkpointing",
-        "num_workers and pin_memory change the computer's RAM",
+        "num_workers and pin_memory affect host memory",
         "(empty_cache) makes no room",
         "max_grad_norm keeps training stable",
-        "It does not name this, which helps: Compute the loss in chunks",
+        "It does not mention this, which helps: Compute the loss in chunks",
     ):
         assert said in judged
-    assert "What the text makes of it" not in str(explain(f"{settings}\n{message}", lang="en", fast=True))
+    assert "What the text says about it" not in str(explain(f"{settings}\n{message}", lang="en", fast=True))
     assert "对文中说法的判断" in str(explain(guide, lang="zh", fast=True))

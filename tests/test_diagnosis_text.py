@@ -141,7 +141,7 @@ def test_budget_rows_sum_to_the_capacity(seed):
 
 def test_a_combination_names_its_parts():
     text = to_text(sample("en").describe(), width=10_000)
-    assert "recompute activations in the backward + LoRA of rank 16" in text
+    assert "recompute activations in the backward pass + LoRA of rank 16" in text
 
 
 def test_short_repr_and_language_are_kept():
@@ -179,7 +179,7 @@ def test_failures_of_other_kinds_are_shown(text):
 def test_a_machine_without_a_gpu_is_told_of_the_pretend_one(text):
     diagnosis = explain(text)
     assert diagnosis.is_oom is False
-    assert "PyTorch can use no GPU here" in str(diagnosis) and "%%gpumem" in str(diagnosis)
+    assert "PyTorch cannot use a GPU here" in str(diagnosis) and "%%gpumem" in str(diagnosis)
 
 
 def test_a_text_without_an_error_has_no_cause():

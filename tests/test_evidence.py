@@ -250,7 +250,7 @@ def test_the_macs_mark_is_explained_and_its_code_names_no_other_device():
             lang="en",
         )
     )
-    assert "PyTorch's own mark for MPS" in said
+    assert "PyTorch's own limit for MPS" in said
     assert "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0" in said
     assert "cuda" not in said.casefold()
     assert "PyTorch held 15.20 GiB of the 18.13 GiB it may take" in " ".join(said.split())
@@ -287,7 +287,7 @@ def test_a_servers_own_process_under_its_host_pid_fills_its_share():
     assert diagnosis.budget is not None and all(row.num_bytes >= 0 for row in diagnosis.budget.rows)
     assert not any(row.key == "budget_other_processes" for row in diagnosis.budget.rows)
     said = " ".join(str(diagnosis).split())
-    assert "What the server may take is full" in said and "not the end of the device's memory" not in said
+    assert "The server's memory budget is full" in said and "not the capacity of the device" not in said
 
 
 def test_a_checkpoint_loaded_beside_its_model_goes_to_the_cpu():
@@ -300,7 +300,7 @@ def test_a_checkpoint_loaded_beside_its_model_goes_to_the_cpu():
     )
     said = " ".join(str(diagnosis).split())
     assert "Load checkpoints to the CPU" in said.split("What to change: ")[1][:60]
-    assert "lies there beside the model" in said
+    assert "onto the GPU next to the model" in said
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_options_describe_the_run(shell):
     diagnosis = run(shell, f"%%oom_explain {line}\n{MESSAGE}")
     assert diagnosis.cause == Cause.ATTENTION_SCORES
     text = " ".join(str(diagnosis).split())
-    assert "Taken for the run" in text and "RTX 3080 (9.77 GiB)" in text and "batch 4 x 1024" in text
+    assert "Assumed run" in text and "RTX 3080 (9.77 GiB)" in text and "batch 4 x 1024" in text
     assert "--fast was given" in text and "describe the run" not in text
 
 
@@ -237,7 +237,7 @@ def test_an_evaluation_that_would_fail_next_is_made_smaller_too(shell, in_functi
     assert "accumulation = " in smaller.code and f"torch.randn({after or rows}, 1024" in smaller.code
     if after:
         assert "later_takes_more" in {one.key for one in diagnosis.evidence}
-        assert f"the evaluation in batches of {after} instead of 16384" in " ".join(str(diagnosis).split())
+        assert f"evaluation in batches of {after} instead of 16384" in " ".join(str(diagnosis).split())
 
 
 def test_a_rehearsal_that_ends_before_the_failure_says_so(shell, monkeypatch):

@@ -62,7 +62,7 @@ def test_a_rehearsal_is_announced_and_fast_leaves_it_out(shell: Any, capsys: Any
     capsys.readouterr()
     shell.run_cell("%oom_explain", store_history=True)
     said = " ".join(capsys.readouterr().out.split())
-    assert "will now be run again" in said and "without its side effects" in said and "--fast" in said
+    assert "will now be run several times" in said and "without side effects" in said and "--fast" in said
     assert "mine" not in said
     shell.run_cell("%oom_explain --fast", store_history=True)
-    assert "run again" not in capsys.readouterr().out
+    assert "run several times" not in capsys.readouterr().out

@@ -102,7 +102,7 @@ def test_a_size_that_fits_a_length_below_the_texts_limit_is_told(limit, note):
     fitting = ["seq 320 x batch 32 x vocab 32128 x float32 = 1.23 GiB"] if limit > 320 else []
     assert [one.formula for one in diagnosis.tensors] == fitting
     assert diagnosis.cause is not Cause.LOGITS_OR_LOSS
-    assert ("at a shorter one these have" in str(diagnosis)) == bool(fitting)
+    assert ("at a shorter length, these do" in str(diagnosis)) == bool(fitting)
 
 
 def test_a_length_that_is_given_is_not_another():

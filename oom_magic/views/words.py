@@ -129,7 +129,7 @@ _COMMENTS: Sentences = {
     "less_than_default": "LESS: a smaller number than now ({default} unless set)",
     "more": "MORE: a larger number than now",
     "more_than_default": "MORE: a larger number than now ({default} unless set)",
-    "now_and_less": "now {value}; LESS: a smaller number",
+    "now_and_less": "now {value}; LESS: a smaller number than now",
     "now": "now {value}",
     "below": "below the {size} MiB requested",
     "below_request": "LESS: less than the request",

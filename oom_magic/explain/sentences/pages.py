@@ -13,114 +13,115 @@ PAGE_CATALOGUE: Sentences = {
     "title_host": "Out of memory on the host",
     "title_open": "An error that may be about memory",
     "title_not_oom": "Not a lack of memory",
-    "title_nothing": "No error about memory found",
-    "title_told": "No error message about memory, but words about it",
+    "title_nothing": "No memory error found",
+    "title_told": "No error message about memory, but the text is about memory",
     # The three lines on top.
     "line_what": "What happened: {text}",
     "line_why": "Why: {text} (Confidence: {confidence}.)",
     "line_why_open": "Why: {text}",
-    "why_possible": "The text leaves it open. The likeliest: {cause} To tell: {check}",
-    "heading_possible": "What else it may be, and how to tell",
-    "possible_first": "To make sure: {check}",
-    "possible_also": "{cause} ({confidence}) To tell: {check}",
+    "why_possible": "The text leaves the cause open. Most likely: {cause} To check: {check}",
+    "heading_possible": "What else it may be, and how to check",
+    "possible_first": "To confirm: {check}",
+    "possible_also": "{cause} ({confidence}) To check: {check}",
     "line_best": "What to change: {text}",
     "what_full": (
-        "{requested_bytes} were asked for on {device} of {total_bytes}; PyTorch held {held_bytes} and"
+        "{requested_bytes} were requested on {device} of {total_bytes}; PyTorch held {held_bytes} and"
         " {free_bytes} were free."
     ),
-    "what_capacity": "{requested_bytes} were asked for on {device} of {total_bytes}.",
-    "what_limited": "{requested_bytes} were asked for; PyTorch held {held_bytes} of the {limit_bytes} it may take.",
-    "what_requested": "{requested_bytes} were asked for and not granted.",
+    "what_capacity": "{requested_bytes} were requested on {device} of {total_bytes}.",
+    "what_limited": "{requested_bytes} were requested; PyTorch held {held_bytes} of the {limit_bytes} it may use.",
+    "what_requested": "{requested_bytes} were requested but could not be allocated.",
     "device_numbered": "{device} {index}",
     "device_any": "a device",
-    "tensor_seen": "The failing call made it: {formula}.",
+    "tensor_seen": "The failing call creates it: {formula}.",
     "best_makes_room": "{text} Then it fits.",
-    "best_does_not_fit": "nothing tried makes it fit alone; the most is saved by: {text} ({saving_bytes}).",
+    "best_does_not_fit": "no single change makes it fit; the largest saving is: {text} ({saving_bytes}).",
     # First advice by cause, where nothing is evaluated.
     "advice_fragmentation": (
         "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before Python starts; where it is not"
         " supported, pad batches to a few fixed lengths."
     ),
     "advice_other_process": (
-        "Close the other processes on this device ({tool} lists them; other notebooks' kernels count)"
-        " or use another one."
+        "Close the other processes on this device ({tool} lists them; the kernels of other notebooks count), or"
+        " use another device."
     ),
     "advice_request_alone_too_big": (
-        "Find the shape behind this one tensor on the failing line; split it, or reduce batch or length."
+        "Find the shape of this one tensor on the failing line; split it, or reduce the batch size or length."
     ),
     "advice_overflow": (
-        "Print the sizes that are multiplied on the failing line: one of them is wrong (an index taken for a length,"
-        " a -1, a product that overflowed); a smaller batch would not mend it."
+        "Print the sizes that are multiplied on the failing line: one of them is wrong (an index used as a"
+        " length, a -1, a product that overflowed); a smaller batch would not help."
     ),
     "advice_overflow_line": (
-        "Print the sizes that are multiplied in {code}: one of them is wrong (an index taken for a length, a -1,"
-        " a product that overflowed); a smaller batch would not mend it."
+        "Print the sizes that are multiplied in {code}: one of them is wrong (an index used as a length, a -1, a"
+        " product that overflowed); a smaller batch would not help."
     ),
     "advice_weights_too_big": (
         "Load the weights in bf16 or 4 bits, or spread them with device_map; make sure that no earlier copy"
         " of the model is still loaded."
     ),
     "advice_activations": (
-        "Take a smaller microbatch with gradient accumulation, then activation checkpointing, then smaller inputs."
+        "Use a smaller microbatch with gradient accumulation, then activation checkpointing, then smaller inputs."
     ),
     "advice_evaluation": (
-        "Evaluate under torch.no_grad() (or torch.inference_mode()), and move what is collected off the GPU."
+        "Evaluate under torch.no_grad() (or torch.inference_mode()), and move collected results off the GPU."
     ),
-    "advice_saving": "Copy the state to the host before it is kept or saved: {code}",
+    "advice_saving": "Copy the state to host memory before it is stored or saved: {code}",
     "advice_logits_or_loss": (
-        "Do not make float32 logits for the whole vocabulary at once: use a chunked or fused loss, or a"
+        "Do not materialize float32 logits for the whole vocabulary at once: use a chunked or fused loss, or a"
         " smaller microbatch."
     ),
     "advice_attention_scores": (
-        "Use an attention kernel that never stores the scores (PyTorch's sdpa, or flash attention),"
-        " else shorter sequences."
+        "Use an attention kernel that never stores the scores (PyTorch's sdpa, or flash attention), or shorter"
+        " sequences."
     ),
     "advice_optimizer_state": (
         "Use an optimizer with less state (8-bit AdamW, Adafactor) or train fewer parameters (LoRA)."
     ),
     "advice_leak_or_retained_reference": (
-        "Keep numbers, not tensors: loss.item() or .detach() for what is collected over steps; del what is not needed"
-        " again."
+        "Keep numbers, not tensors: loss.item() or .detach() for what is collected over steps; del what is no"
+        " longer needed."
     ),
     "advice_memory_fraction_limit": (
-        "Raise the limit (set_per_process_memory_fraction, gpu_memory_utilization) or ask for less below it."
+        "Raise the limit (set_per_process_memory_fraction, gpu_memory_utilization), or use less memory below it."
     ),
     "advice_sysmem_fallback": (
-        "Treat the card's own memory as the limit (the driver's fallback only makes it slow): smaller batches or"
-        " inputs, and bf16."
+        "Treat the card's own memory as the limit (the driver's fallback only makes the run slow): smaller"
+        " batches or inputs, and bf16."
     ),
     "advice_host_ram": "Use less of the computer's RAM, or give the program more.",
     "advice_shared_memory": (
-        "Enlarge /dev/shm (in a container --shm-size), or let less wait in it: a data loader with num_workers=0 does"
+        "Enlarge /dev/shm (in a container: --shm-size), or put less into it: a DataLoader with num_workers=0 does"
         " not use it."
     ),
     "advice_driver_level": (
         "Check with {tool} whether the device is full; leave some memory free for what does not go through PyTorch."
     ),
-    "advice_not_oom": "Look at the error named above; less memory will not cure it.",
-    "advice_unknown": "Give the traceback above the message, or the model and its sizes, and more can be said.",
-    "price_by_settings": "Not priced. Describe the run, and each change is rehearsed:",
+    "advice_not_oom": "Look into the error named above; using less memory will not fix it.",
+    "advice_unknown": "With the traceback above the message, or the model and its sizes, more can be said.",
+    "price_by_settings": "Savings not estimated. Describe the run, and each change is rehearsed:",
     "price_by_code": (
-        "Not priced: that takes the code. Run it in a notebook; after the failed cell %oom_explain rehearses that cell"
-        " with each change."
+        "Savings not estimated: that takes the code. Run it in a notebook; after the failed cell, %oom_explain"
+        " rehearses that cell with each change."
     ),
-    "price_by_settings_too": "The training of a language model needs no code, only its settings:",
+    "price_by_settings_too": "To rehearse the training of a language model, its settings are enough, without code:",
     # Headings of the details.
-    "heading_budget": "Who held the device",
-    "heading_tensor": "Which tensor asked",
-    "heading_evidence": "Why we think so",
+    "heading_budget": "What held the device's memory",
+    "heading_tensor": "Which tensor was requested",
+    "heading_evidence": "Evidence",
     "heading_numbers": "How to read the message",
     "heading_holders": "What else holds memory",
-    "heading_story": "What the text makes of it",
+    "heading_story": "What the text says about it",
     "story_cause_agrees": "It names a cause, and what it shows agrees: {cause}",
     "story_cause_possible": "It names a cause that is possible, too: {cause}",
-    "story_cause_unsupported": "It names a cause for which nothing in it speaks: {cause}",
+    "story_cause_unsupported": "It names a cause that nothing in it supports: {cause}",
     "story_helps": "It proposes this, and it helps: {remedy}",
     "story_saves_too": "It proposes this, which saves memory but is not the first thing to change here: {remedy}",
-    "story_missing": "It does not name this, which helps: {remedy}",
-    "story_workers": "num_workers and pin_memory change the computer's RAM, not the GPU's memory.",
+    "story_missing": "It does not mention this, which helps: {remedy}",
+    "story_workers": "num_workers and pin_memory affect host memory (RAM), not GPU memory.",
     "story_clearing": (
-        "Clearing the cache (empty_cache) makes no room for PyTorch: before it fails it gives back what it can itself."
+        "Clearing the cache (empty_cache) makes no room for PyTorch: before an allocation fails, PyTorch already"
+        " releases what it can."
     ),
     "story_clipping": "max_grad_norm keeps training stable; it saves no memory.",
     "heading_remedies": "What to change, and what it saves",
@@ -137,18 +138,20 @@ PAGE_CATALOGUE: Sentences = {
     "column_batch": "global batch",
     "fits_open": "?",
     "rounding_note": "Each printed size is rounded; together by up to {rounding_bytes}.",
-    "fit_exact": "Exact: seen in the run itself.",
-    "fit_likely": "The first fits best; the sizes of the model are known.",
-    "fit_supposed": "Candidates only: some of their dimensions are supposed, as the message does not tell the model.",
-    "frameworks_seen": "Seen in the text: {names}.",
+    "fit_exact": "Exact: observed in the run itself.",
+    "fit_likely": "The first matches best; the sizes of the model are known.",
+    "fit_supposed": (
+        "Candidates only: some of their dimensions are guesses, as the message does not say which model it is."
+    ),
+    "frameworks_seen": "Found in the text: {names}.",
     "confidence_why": "Confidence: {confidence}.",
     # Tensors read from a live exception or from a report.
     "tensor_name_result": "the result of the failing line",
-    "tensor_name_copy": "a copy in another type",
+    "tensor_name_copy": "a copy in another dtype",
     "tensor_name_gradient": "a gradient",
-    "tensor_name_optimizer_state": "state of the optimizer",
-    "tensor_name_concatenation": "tensors put together",
-    "tensor_name_kv_cache": "the cache of keys and values",
+    "tensor_name_optimizer_state": "optimizer state",
+    "tensor_name_concatenation": "concatenated tensors",
+    "tensor_name_kv_cache": "the KV cache",
     "tensor_name_embeddings": "embeddings",
     "tensor_name_probabilities": "log-probabilities of the loss",
     "tensor_name_parameter": "a parameter of the model",
@@ -156,8 +159,8 @@ PAGE_CATALOGUE: Sentences = {
     # Who else holds memory.
     "held_by_name": "variable {name} ({what})",
     "held_by_output": "result kept by the notebook: {name} ({what})",
-    "held_by_frames": "frames that an earlier failure keeps: {what}",
-    "held_by_own_frames": "what was alive in the failed call: {what}",
+    "held_by_frames": "frames kept by an earlier failure: {what}",
+    "held_by_own_frames": "alive in the failed call: {what}",
     "held_by_error": "{kind} in {place}",
     "held_as": "{kind}",
     "held_as_module": "module {kind}",
@@ -167,8 +170,8 @@ PAGE_CATALOGUE: Sentences = {
     "held_as_shown": "shown result",
     "held_as_cache": "functools cache",
     "held_by_process": "process {name}",
-    "held_by_category": "all of kind {name}",
-    "held_by_line": "made at {name}",
+    "held_by_category": "all {name} tensors",
+    "held_by_line": "allocated at {name}",
     "category_parameter": "parameter",
     "category_gradient": "gradient",
     "category_optimizer_state": "optimizer state",
@@ -176,7 +179,7 @@ PAGE_CATALOGUE: Sentences = {
     "category_input": "input",
     "category_temporary": "temporary",
     "category_workspace": "workspace",
-    "category_before": "there before",
+    "category_before": "allocated before",
     # Effects on speed, short; the remedies' own sentences give the sources.
     "pace_same": "same",
     "pace_faster": "faster",
@@ -190,7 +193,7 @@ PAGE_CATALOGUE: Sentences = {
     "pace_offload": "much slower",
     "pace_streamed": "copies weights",
     "pace_fsdp": "depends",
-    "pace_combination": "added up",
+    "pace_combination": "combined",
     "speed_heading": "Speed: {text}.",
     "same_model_twice": "{names} are models of the same shape, both on the GPU: {twin_bytes} could be freed.",
     "name_grows": Plural(
@@ -198,40 +201,42 @@ PAGE_CATALOGUE: Sentences = {
         "{name} grows in the loop, {growing_code} ({place}): it keeps {kept_bytes} in {count} tensors.",
     ),
     "name_grows_with_graphs": Plural(
-        "{name} grows in the loop, {growing_code} ({place}): it keeps {count} tensor with its graph, and so"
-        " {kept_bytes} that forwards saved.",
-        "{name} grows in the loop, {growing_code} ({place}): it keeps {count} tensors with their graphs, and so"
-        " {kept_bytes} that forwards saved.",
+        "{name} grows in the loop, {growing_code} ({place}): it keeps {count} tensor with its graph, and with it"
+        " {kept_bytes} that forward passes saved.",
+        (
+            "{name} grows in the loop, {growing_code} ({place}): it keeps {count} tensors with their graphs, and with"
+            " them {kept_bytes} that forward passes saved."
+        ),
     ),
     "data_set_on_device": (
-        "{name} holds {held_bytes} of the GPU before a step begins: a whole data set. Kept in RAM, of which each batch"
-        " is moved to the GPU, it would take nearly nothing."
+        "{name} holds {held_bytes} of the GPU before a step begins: a whole data set. Kept in RAM, with only the"
+        " current batch moved to the GPU, it would take almost nothing."
     ),
     "name_sums_a_step": (
-        "{name} sums the losses of several parts of a step, {growing_code} ({place}): their graphs keep {kept_bytes}"
-        " until the backward of the sum."
+        "{name} sums the losses of several parts of a step, {growing_code} ({place}): their graphs keep"
+        " {kept_bytes} until the backward pass of the sum."
     ),
     "comprehension_sums_a_step": (
-        "{name} is made of the losses of several parts of a step, {growing_code} ({place}): the graphs of all parts are"
-        " kept until its backward."
+        "{name} combines the losses of several parts of a step, {growing_code} ({place}): the graphs of all parts"
+        " are kept until its backward pass."
     ),
     "name_grows_by_entries": (
         "{name} grows in the loop, {growing_code} ({place}): its {count} entries keep {kept_bytes}."
     ),
-    "held_is_not_it": "Without what is held needlessly the run does not fit either: that was not it.",
+    "held_is_not_it": "Without what is held needlessly, the run does not fit either: that was not the cause.",
     "pieces_are_not_it": (
-        "Rehearsed in segments that grow it does not fit either: pieces in the cache are not the reason."
+        "Rehearsed with expandable segments, it does not fit either: fragmentation is not the cause."
     ),
-    "growth_by_the_turn": "Each tensor more adds about {turn_bytes}: with {count} of them the card was full.",
-    "growth_by_entry": "Each entry more adds about {turn_bytes}: with {count} of them the card was full.",
+    "growth_by_the_turn": "Each further tensor adds about {turn_bytes}: with {count} of them the card was full.",
+    "growth_by_entry": "Each further entry adds about {turn_bytes}: with {count} of them the card was full.",
     "name_is_joined": (
-        "{name} is made anew from itself in the loop, {growing_code} ({place}), and has {kept_bytes} now; while that"
-        " happens the old and the new one are both there."
+        "{name} is rebuilt from itself in the loop, {growing_code} ({place}), and now has {kept_bytes}; while"
+        " that happens, the old and the new one exist at the same time."
     ),
     "model_loaded_before": (
-        "{names} holds a {model} already on the GPU while another one is loaded: {twin_bytes} could be freed."
+        "{names} already holds a {model} on the GPU while another one is loaded: {twin_bytes} could be freed."
     ),
-    "chart_title": "What is needed, against the {usable_bytes} that PyTorch can have",
+    "chart_title": "Memory needed, of the {usable_bytes} that PyTorch can use",
     "chart_lines": "Lines: tight, danger, full.",
     "row_as_it_is": "the run as it is",
     "column_needed": "needs",
@@ -243,18 +248,18 @@ PAGE_CATALOGUE: Sentences = {
     "verdict_no": "does not fit",
     "best_rehearsed": "{text} Rehearsed: it needs {needed_bytes} of the card, {saving_bytes} less, and is {verdict}.",
     "held_for_nothing": (
-        "{names} held {freed_bytes} from earlier cells, of no use to the failed one: without it the cell fits."
+        "{names} held {freed_bytes} from earlier cells, of no use to the failed one: without it, the cell fits."
     ),
     "pieces_in_rehearsal": (
-        "Rehearsed in segments that grow, the same cell needs {saving_bytes} less and fits: the cache is in pieces."
+        "Rehearsed with expandable segments, the same cell needs {saving_bytes} less and fits: the cache is fragmented."
     ),
     "earlier_failures": "Cells that failed earlier still hold {held_bytes}; %oom_free releases them.",
     "free_what_is_held": "del a name and run %oom_free to get its memory back.",
     "category_fills": "Of the {allocated_bytes} allocated when it failed, {category_bytes} were {category}.",
     "category_fills_rehearsed": "Rehearsed, {category_bytes} of {allocated_bytes} at its peak are {category}.",
     "rehearses": (
-        "The cell will now be run again on a pretend GPU, some times, without its side effects: nothing is written or"
-        " sent. %oom_explain --fast leaves this out."
+        "The cell will now be run several times on a pretend GPU, without side effects: nothing is written or"
+        " sent. %oom_explain --fast skips this."
     ),
     "priced": Plural(
         "{count} remedy rehearsed in {seconds} s; it is in the table below.",
@@ -262,15 +267,17 @@ PAGE_CATALOGUE: Sentences = {
     ),
     "usage_no_paste": "%%oom_explain explains the text below it; paste an error message there.",
     "usage_no_file": "%oom_explain: there is no file '{path}'; to explain pasted text use %%oom_explain.",
-    "usage_nothing_failed": "No error happened here yet; %oom_explain FILE and %%oom_explain read others' errors.",
-    "setup_said": "Taken for the run: {setup}.",
-    "interrupted_rehearsals": Plural(
-        "Interrupted: {count} remedy had been rehearsed by then; %oom_explain --fast rehearses none.",
-        "Interrupted: {count} remedies had been rehearsed by then; %oom_explain --fast rehearses none.",
+    "usage_nothing_failed": (
+        "No error has occurred here yet; %oom_explain FILE and %%oom_explain read errors from elsewhere."
     ),
-    "decided_names": "This machine has no GPU, so earlier cells decided {was}; the dry run follows them with {now}.",
-    "stayed_on_cpu": "Nothing was put on the GPU: {was} was decided before the dry run.",
+    "setup_said": "Assumed run: {setup}.",
+    "interrupted_rehearsals": Plural(
+        "Interrupted: {count} remedy had been rehearsed by then; %oom_explain --fast skips the rehearsals.",
+        "Interrupted: {count} remedies had been rehearsed by then; %oom_explain --fast skips the rehearsals.",
+    ),
+    "decided_names": "This machine has no GPU, so earlier cells set {was}; the dry run follows them with {now}.",
+    "stayed_on_cpu": "Nothing was put on the GPU: {was} was set before the dry run.",
     "stayed_on_cpu_peak": (
-        "Nothing was put on the GPU: {was} was decided before the dry run; with 'cuda' it would take {peak_bytes}."
+        "Nothing was put on the GPU: {was} was set before the dry run; with 'cuda' the run would take {peak_bytes}."
     ),
 }

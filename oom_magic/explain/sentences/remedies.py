@@ -8,53 +8,53 @@ REMEDIES: Sentences = {
     "remedy_free_held": "Release what earlier cells still hold ({freed_bytes}).",
     "remedy_drop_copy": "Delete the copy loaded before: {names} ({freed_bytes}).",
     "remedy_close_processes": "Close the other processes on this card ({freed_bytes}).",
-    "remedy_expandable_segments": "Let PyTorch's segments grow (expandable_segments), against fragmentation.",
-    "remedy_no_grad": "Evaluate under torch.no_grad(): nothing is kept for a backward.",
+    "remedy_expandable_segments": "Use expandable segments (expandable_segments) against fragmentation.",
+    "remedy_no_grad": "Evaluate under torch.no_grad(): nothing is kept for a backward pass.",
     "remedy_eval_accumulation": (
-        "Move what the evaluation collects to the RAM after each batch (eval_accumulation_steps)."
+        "Move what the evaluation collects to RAM after each batch (eval_accumulation_steps)."
     ),
     "remedy_sdpa": "Use PyTorch's fused attention (sdpa): the score matrix is never stored.",
     "remedy_foreach": "Run the optimizer without foreach: no temporary copies of all parameters.",
     "remedy_released_gradients": "Release gradients between steps: zero_grad() without set_to_none=False.",
     "remedy_dropped_outputs": (
-        "Drop the model's outputs before the backward: the logits live no longer than the loss needs."
+        "Drop the model's outputs before the backward pass: the logits then live no longer than the loss needs them."
     ),
-    "remedy_mixed_precision": "Compute the forward in {dtype} (autocast): most activations take half.",
+    "remedy_mixed_precision": (
+        "Compute the forward pass in {dtype} (autocast): most activations take half the memory."
+    ),
     "remedy_half_setting": (
-        "Compute in {dtype}, if it does not yet: autocast in code of your own, else the program's setting."
+        "Compute in {dtype}, if it does not yet: with autocast in your own code, or with the program's setting."
     ),
     "remedy_checkpointing_setting": (
-        "Recompute activations in the backward, if it does not yet: torch.utils.checkpoint in code of your own, else"
-        " the program's setting (gradient checkpointing)."
+        "Recompute activations in the backward pass, if it does not yet: torch.utils.checkpoint in your own code,"
+        " or the program's setting (gradient checkpointing)."
     ),
-    "remedy_chunked_loss": "Compute the loss in chunks: the logits of all tokens are never there at once.",
+    "remedy_chunked_loss": "Compute the loss in chunks: the logits of all tokens never exist at once.",
     "remedy_smaller_batch": "Microbatch {after} instead of {before}, accumulated {accumulation} times.",
     "remedy_smaller_evaluation": "Batches of {after} instead of {before}.",
     "remedy_smaller_evaluation_any": "Smaller batches.",
     "remedy_of_compared": (
-        "{text}. The loss compares the samples of a batch: each meets {compared} others then, however many batches are"
-        " accumulated; GradCache keeps the whole batch's."
+        "{text}. The loss compares the samples of a batch: each then meets {compared} others, however many"
+        " batches are accumulated; GradCache keeps those of the whole batch."
     ),
-    "remedy_and_evaluation": (
-        "{text}; the evaluation in batches of {evaluation_after} instead of {evaluation_before}."
-    ),
-    "remedy_checkpointing": "Activation checkpointing: recompute activations in the backward.",
-    "remedy_compile": "Compile the model (torch.compile): fused kernels keep less for the backward.",
+    "remedy_and_evaluation": ("{text}; evaluation in batches of {evaluation_after} instead of {evaluation_before}."),
+    "remedy_checkpointing": "Activation checkpointing: recompute activations in the backward pass.",
+    "remedy_compile": "Compile the model (torch.compile): fused kernels keep less for the backward pass.",
     "remedy_compile_blocks": "Compile the repeated blocks one by one, not the whole model.",
     "remedy_activation_budget": (
         "Let compiled code keep half of its activations and recompute the rest (activation_memory_budget)."
     ),
     "remedy_no_cuda_graphs": "Compile without CUDA graphs: no other code can use the memory of their pool.",
     "remedy_optimizer_8bit": "AdamW with 8-bit state (bitsandbytes).",
-    "remedy_offload_optimizer": "Keep the optimizer's state in RAM and step there.",
+    "remedy_offload_optimizer": "Keep the optimizer state in RAM and step there.",
     "remedy_shorter_sequences": "Sequences of {after} tokens instead of {before}.",
     "remedy_half_weights": "Weights, gradients and optimizer state in {dtype}; training may become less stable.",
-    "remedy_single_weights": "float32 instead of float64: all takes half, and is much faster.",
+    "remedy_single_weights": "float32 instead of float64: everything takes half the memory, and is much faster.",
     "remedy_adafactor": "Adafactor instead of Adam: almost no optimizer state.",
     "remedy_sgd": "Plain SGD: no optimizer state.",
     "remedy_gradients_in_buckets": "Gradients as views of DDP's buckets: no second copy of them.",
-    "remedy_resharded": "Give gathered parameters back after each block's forward (reshard_after_forward).",
-    "remedy_fully_sharded": "FSDP2 instead of DDP: parameters, gradients and optimizer state are shared out.",
+    "remedy_resharded": "Free gathered parameters after each block's forward pass (reshard_after_forward).",
+    "remedy_fully_sharded": "FSDP2 instead of DDP: parameters, gradients and optimizer state are sharded.",
     "remedy_balanced_layers": "Balance the layers: {card} holds {held} of {number}.",
     "remedy_shards_on_host": "Keep the shards in RAM (CPUOffloadPolicy): the optimizer steps there.",
     "remedy_lora": "LoRA of rank {rank}: train small adapters, freeze the weights.",
@@ -62,7 +62,7 @@ REMEDIES: Sentences = {
     "remedy_loaded_half": "Load the weights in {dtype} from the start.",
     "remedy_loaded_8bit": "Load the weights in 8 bits (bitsandbytes); to train, add adapters (LoRA).",
     "remedy_loaded_4bit": "Load the weights in 4 bits (bitsandbytes, nf4); to train, add adapters (QLoRA).",
-    "remedy_larger_card": "A larger card: {gpu} ({total_bytes}) is the smallest that would do.",
+    "remedy_larger_card": "A larger card: {gpu} ({total_bytes}) is the smallest that is sufficient.",
     "remedy_fsdp": (
         "Shard parameters, gradients and optimizer state over {gpus} GPUs (FSDP or ZeRO-3): about "
         "{saving_bytes} less each."
@@ -70,142 +70,141 @@ REMEDIES: Sentences = {
     "remedy_combination": "Together: {parts}.",
     "speed_same": "about the same speed",
     "speed_faster": "usually faster",
-    "speed_compiled": "usually faster, once a minute or so of compiling is over",
+    "speed_compiled": "usually faster, after a minute or so of compiling",
     "speed_launches": "somewhat slower where kernels are short: each is launched by itself",
-    "speed_recomputed": "somewhat slower: what is cheap to compute is computed twice",
+    "speed_recomputed": "somewhat slower: cheap operations are computed twice",
     "speed_accumulation": "somewhat slower: smaller matrices",
-    "speed_checkpointing": "about a third slower: one more forward (Chen et al. 2016)",
+    "speed_checkpointing": "about a third slower: one more forward pass (Chen et al. 2016)",
     "speed_optimizer_loop": "a slower optimizer step: one kernel per tensor (torch.optim documentation)",
     "speed_qlora": "slower: weights are dequantized in each layer (Dettmers et al. 2023)",
-    "speed_int8": "slower: columns with outliers are computed apart (Dettmers et al. 2022)",
-    "speed_streamed": "much slower: what is in RAM is copied to the card in each forward",
+    "speed_int8": "slower: columns with outliers are computed separately (Dettmers et al. 2022)",
+    "speed_streamed": "much slower: what is in RAM is copied to the card in each forward pass",
     "speed_offload": "slower: gradients and weights cross the bus in each step (Ren et al. 2021)",
     "speed_fsdp": "depends on the link between the GPUs",
     "speed_combination": "the sum of its parts",
-    "remedy_not_priced": "not priced: {reason}",
+    "remedy_not_priced": "not estimated: {reason}",
     "remedy_smaller_batch_any": "A smaller microbatch; gradient accumulation keeps the global batch.",
     "remedy_shorter_sequences_any": "Shorter sequences.",
     "remedy_fsdp_any": "Shard the model over several GPUs (FSDP or ZeRO-3).",
     "remedy_fsdp_if_any": "With more than one GPU, shard the model over them (FSDP or ZeRO-3).",
     "remedy_detach_own": (
-        "If code of your own (a loss, a reward, a metric, a callback) keeps results of steps: keep numbers, not tensors"
-        " (loss.item(), .detach())."
+        "If your own code (a loss, a reward, a metric, a callback) keeps results of steps: keep numbers, not"
+        " tensors (loss.item(), .detach())."
     ),
-    "remedy_offload": "Keep a part of the weights in RAM (device_map).",
-    "remedy_close_processes_any": "Close what else uses this device; {tool} lists it.",
+    "remedy_offload": "Keep part of the weights in RAM (device_map).",
+    "remedy_close_processes_any": "Close the other programs that use this device; {tool} lists them.",
     "remedy_unload_models": "Unload models that are not needed now, or put this one on another device.",
     "remedy_check_processes": "Check with {tool} whether other programs use this device.",
     "remedy_free_held_any": "Release what earlier cells still hold, or restart the kernel.",
     "remedy_detach": "Keep results between steps without their graphs: {fixed}",
     "remedy_backward_each": (
-        "Walk back each loss, not their sum: gradients add up, and each graph is released: {line}"
+        "Call backward() on each loss, not on their sum: gradients add up, and each graph is freed: {line}"
     ),
-    "remedy_keep_on_host": "Collect on the host, not on the GPU: {fixed}",
+    "remedy_keep_on_host": "Collect in RAM, not on the GPU: {fixed}",
     "remedy_raise_limit": "Raise the limit set for this process.",
-    "remedy_find_tensor": "See which operation asks for so much, and whether a shape there is larger than meant.",
+    "remedy_find_tensor": (
+        "Check which operation requests so much, and whether a shape there is larger than intended."
+    ),
     "remedy_fallback_policy": (
-        "Set the driver's CUDA sysmem fallback policy to 'prefer no sysmem fallback': it then "
-        "fails instead of crawling."
+        "Set the driver's CUDA sysmem fallback policy to 'prefer no sysmem fallback': the run then fails instead"
+        " of slowing to a crawl."
     ),
     "remedy_fewer_workers": "Fewer worker processes: each holds a copy of what it touches.",
     "remedy_fewer_processes": "Start fewer processes at once (workers, jobs): each commits memory of its own.",
     "remedy_state_on_host": (
-        "Gather the state in RAM, not on the GPU, before it is saved; or save each process's shard."
+        "Gather the state in RAM, not on the GPU, before saving it; or save each process's shard."
     ),
     "remedy_use_cpu": "Run it on the CPU there, or on a machine with a GPU of its own.",
     "remedy_larger_share": "Give the server a larger share ({setting}), if nothing else needs the device.",
-    "remedy_stream_data": "Hold less at once: read it in parts (memory-mapped or streamed), not as a whole.",
+    "remedy_stream_data": "Hold less at once: read the data in parts (memory-mapped or streamed), not as a whole.",
     "remedy_shared_memory": (
-        "See how much shared memory there is (df -h /dev/shm); a container is started with more by --shm-size."
+        "Check how much shared memory there is (df -h /dev/shm); --shm-size starts a container with more."
     ),
     "remedy_fewer_waiting": (
-        "Load without worker processes (num_workers=0): slower, but nothing goes through shared memory. If it then"
-        " runs, that was the cause, and fewer workers or a smaller prefetch_factor may do."
+        "Load without worker processes (num_workers=0): slower, but nothing goes through shared memory. If it"
+        " then runs, that was the cause, and fewer workers or a smaller prefetch_factor may be enough."
     ),
     # Settings of inference programs, other devices and the host.
     "setting_unnamed": "the program's setting for it",
-    "remedy_shorter_context": (
-        "Allow a shorter context ({setting}): what one request can take at most shrinks with it."
-    ),
-    "remedy_generation_share": (
-        "Let the generation beside the training take a smaller share of its device ({setting})."
-    ),
-    "remedy_swap_blocks": "Keep blocks of the model in RAM until it is their turn (blocks_to_swap).",
-    "remedy_loss_only": "Let the evaluation keep no logits (prediction_loss_only=True), if the loss is enough.",
+    "remedy_shorter_context": ("Allow a shorter context ({setting}): it bounds what a single request can take."),
+    "remedy_generation_share": ("Give the generation beside the training a smaller share of its device ({setting})."),
+    "remedy_swap_blocks": "Keep blocks of the model in RAM until they are needed (blocks_to_swap).",
+    "remedy_loss_only": "Make the evaluation keep no logits (prediction_loss_only=True), if the loss is enough.",
     "remedy_rarer_work": (
-        "See what the program does at that step only, and make it smaller: an evaluation's batch, the samples it draws."
+        "Check what the program does only at that step, and make it smaller: an evaluation batch, the samples it draws."
     ),
     "remedy_fewer_swapped": "Keep fewer blocks in RAM (blocks_to_swap), or start fewer processes: each holds its own.",
-    "remedy_lmdeploy_cache": (
-        "Let the cache of keys and values be smaller: cache_max_entry_count, session_len, max_batch_size."
-    ),
+    "remedy_lmdeploy_cache": ("Make the KV cache smaller: cache_max_entry_count, session_len, max_batch_size."),
     "remedy_exllama_context": (
-        "Allow a shorter context (max_seq_len): the cache for all of it is made when the model is loaded."
+        "Allow a shorter context (max_seq_len): the cache for all of it is allocated when the model is loaded."
     ),
     "remedy_fewer_tasks": (
-        "Let fewer tasks and actors run at once on that machine (Ray: more num_cpus for each), or use one with more"
-        " RAM."
+        "Run fewer tasks and actors at once on that machine (Ray: more num_cpus for each), or use one with more RAM."
     ),
-    "remedy_vllm_pictures": "Allow fewer pictures or videos in one request (--limit-mm-per-prompt).",
-    "remedy_vllm_pixels": "Send smaller pictures, or bound their pixels (--mm-processor-kwargs, max_pixels).",
-    "remedy_vllm_loras": "Keep fewer or smaller adapters ready (--max-loras, --max-lora-rank).",
-    "remedy_vllm_max_num_seqs": "Take fewer requests and tokens at once ({setting}).",
-    "remedy_vllm_eager": "Do without CUDA graphs (--enforce-eager).",
-    "remedy_quantized_model": "Take quantized weights (AWQ, GPTQ, FP8, GGUF Q4) or a smaller model.",
+    "remedy_vllm_pictures": "Allow fewer images or videos per request (--limit-mm-per-prompt).",
+    "remedy_vllm_pixels": "Send smaller images, or limit their pixels (--mm-processor-kwargs, max_pixels).",
+    "remedy_vllm_loras": "Keep fewer or smaller adapters loaded (--max-loras, --max-lora-rank).",
+    "remedy_vllm_max_num_seqs": "Process fewer requests and tokens at once ({setting}).",
+    "remedy_vllm_eager": "Disable CUDA graphs (--enforce-eager).",
+    "remedy_quantized_model": "Use quantized weights (AWQ, GPTQ, FP8, GGUF Q4) or a smaller model.",
     "remedy_tensor_parallel": "Spread the model over several devices.",
     "remedy_server_share": (
-        "Give the server a smaller share of the device ({setting}): its cache shrinks, and work finds room beside it."
+        "Give the server a smaller share of the device ({setting}): its cache shrinks, and activations fit beside it."
     ),
-    "remedy_sglang_prefill": "Smaller chunks of the prompt and fewer graphs ({setting}).",
-    "remedy_tgi_tokens": "Take fewer tokens at once ({setting}).",
+    "remedy_sglang_prefill": "Use smaller prompt chunks and fewer graphs ({setting}).",
+    "remedy_tgi_tokens": "Process fewer tokens at once ({setting}).",
     "remedy_tgi_shards": "Spread the model over several devices ({setting}).",
     "remedy_comfy_lowvram": "Start ComfyUI with --lowvram (then --novram): weights stay in RAM until they are needed.",
-    "remedy_comfy_cache_none": "Start ComfyUI with --cache-none: models leave the RAM after the node that used them.",
+    "remedy_comfy_cache_none": "Start ComfyUI with --cache-none: models leave RAM after the node that used them.",
     "remedy_unpin_weights": (
-        "Switch the pinning of offloaded weights off (ComfyUI: --disable-pinned-memory): they wait in ordinary RAM."
+        "Turn off pinning of offloaded weights (ComfyUI: --disable-pinned-memory): they are then kept in ordinary RAM."
     ),
     "remedy_one_at_a_time": "Serve one request at a time: each parallel slot has a cache of its own.",
     "remedy_comfy_tiled": "Decode in tiles: the node VAE Decode (Tiled).",
-    "remedy_comfy_fp8": "Take a model in fp8 or GGUF.",
-    "remedy_smaller_image": "Make the picture smaller, or fewer frames or pictures at once.",
+    "remedy_comfy_fp8": "Use a model in fp8 or GGUF.",
+    "remedy_smaller_image": "Make the image smaller, or generate fewer frames or images at once.",
     "remedy_diffusers_offload": (
-        "Keep the parts of the pipeline in RAM until they work: enable_model_cpu_offload(), then"
+        "Keep the parts of the pipeline in RAM until they are needed: enable_model_cpu_offload(), then"
         " enable_sequential_cpu_offload()."
     ),
-    "remedy_diffusers_sequential": "Keep each layer in RAM until it works: enable_sequential_cpu_offload() (slow).",
-    "remedy_pictures_offload": "Use the program's setting for little memory: parts of the model then wait in RAM.",
+    "remedy_diffusers_sequential": (
+        "Keep each layer in RAM until it is needed: enable_sequential_cpu_offload() (slow)."
+    ),
+    "remedy_pictures_offload": (
+        "Use the program's low-memory setting: parts of the model then stay in RAM until they are needed."
+    ),
     "remedy_ollama_layers": "Put fewer layers on the GPU (num_gpu); the others run on the CPU.",
-    "remedy_zero_offload": "Keep the optimizer's states in RAM (DeepSpeed's offload_optimizer).",
-    "remedy_diffusers_vae": "Decode the picture in tiles (VAE tiling).",
+    "remedy_zero_offload": "Keep the optimizer state in RAM (DeepSpeed's offload_optimizer).",
+    "remedy_diffusers_vae": "Decode the image in tiles (VAE tiling).",
     "remedy_llama_layers": "Put fewer layers on the GPU ({setting}); the others run on the CPU.",
     "remedy_llama_context": (
-        "Ask for a shorter context ({setting}); where none is set, some programs take the model's full length."
+        "Request a shorter context ({setting}); where none is set, some programs use the model's full length."
     ),
-    "remedy_llama_cache_type": "Store keys and values in 8 bits, with flash attention.",
-    "remedy_llama_batch": "Smaller batches of the prompt ({setting}).",
-    "remedy_smaller_model": "Take a smaller model or one of fewer bits.",
+    "remedy_llama_cache_type": "Store the KV cache in 8 bits, with flash attention.",
+    "remedy_llama_batch": "Use smaller prompt batches ({setting}).",
+    "remedy_smaller_model": "Use a smaller model or one with fewer bits.",
     "remedy_more_ram": "Free RAM (close programs) or add some.",
     "remedy_swap": "Free RAM (close programs) or add swap, which helps while loading.",
-    "remedy_hold_less": "Hold less at once: work in parts, and let go of what is done.",
-    "remedy_ollama_context": "Ask for a shorter context (num_ctx): memory for keys and values grows with it.",
-    "remedy_ollama_parallel": "One request at a time, flash attention, and a cache of 8 bits.",
+    "remedy_hold_less": "Hold less at once: work in parts, and release what is done.",
+    "remedy_ollama_context": "Request a shorter context (num_ctx): the KV cache grows with it.",
+    "remedy_ollama_parallel": "One request at a time, flash attention, and an 8-bit KV cache.",
     "remedy_fewer_calibration_samples": (
         "Calibrate with fewer or shorter samples (max_calib_samples, n_samples, max_calib_seq_len)."
     ),
     "remedy_layerwise_quantizing": (
-        "Keep the model on the CPU and quantize layer by layer; only one layer is on the GPU then."
+        "Keep the model on the CPU and quantize layer by layer; only one layer is then on the GPU."
     ),
-    "remedy_no_cache": "Switch the cache of keys and values off while calibrating.",
+    "remedy_no_cache": "Turn off the KV cache while calibrating.",
     "remedy_ort_arena": "Let ONNX Runtime's arena grow only as needed, without the largest workspaces.",
     "remedy_smaller_input": "Give it less at once: fewer, shorter or smaller inputs.",
     "remedy_trt_workspace": "Allow a smaller workspace while building (max_workspace_size; trtexec --memPoolSize).",
-    "remedy_trt_shapes": "Build for smaller largest shapes (the profile's max).",
+    "remedy_trt_shapes": "Build for smaller maximum shapes (the profile's max).",
     "remedy_jax_preallocate": (
-        "JAX takes three quarters of the device at its start: switch that off beside other programs."
+        "JAX takes three quarters of the device when it starts: turn that off beside other programs."
     ),
-    "remedy_jax_remat": "Recompute in the backward what need not be kept (jax.checkpoint).",
+    "remedy_jax_remat": "Recompute in the backward pass what need not be kept (jax.checkpoint).",
     "remedy_smaller_batch_plain": "A smaller batch.",
-    "remedy_tf_growth": "Let TensorFlow take memory as it needs it, not all at its start.",
+    "remedy_tf_growth": "Let TensorFlow take memory as it needs it, not all of it at the start.",
     "remedy_rapids_chunks": "Read the data in parts (byte_range, usecols, dask_cudf) and with narrower types.",
     "remedy_rapids_managed": "Let data spill to RAM (managed memory or cudf's spilling).",
     "remedy_cupy_limit": "Raise the limit of CuPy's pool (set_limit, CUPY_GPU_MEMORY_LIMIT).",
@@ -213,16 +212,16 @@ REMEDIES: Sentences = {
     "remedy_smaller_arrays": "Work in smaller pieces.",
     "remedy_paddle_fraction": "Let PaddlePaddle take a smaller share at its start.",
     "remedy_page_file": (
-        "Enlarge Windows' paging file (System > Advanced > Performance > Virtual memory): every process commits memory"
-        " for CUDA's libraries."
+        "Enlarge Windows' page file (System > Advanced > Performance > Virtual memory): every process commits"
+        " memory for CUDA's libraries."
     ),
-    "remedy_scheduler_memory": "Ask the scheduler for more memory (--mem); it is the job's RAM, not the GPU's.",
-    "remedy_pod_memory": "Raise the container's limit of memory.",
+    "remedy_scheduler_memory": "Request more memory from the scheduler (--mem); it is the job's RAM, not the GPU's.",
+    "remedy_pod_memory": "Raise the memory limit of the container.",
     "remedy_java_heap": "Give Java a larger heap (-Xmx).",
-    "remedy_nccl_buffers": "Leave some memory free for NCCL, whose buffers lie outside PyTorch's cache.",
-    "remedy_unpin": "Do without pinned memory (pin_memory=False), or pin less.",
+    "remedy_nccl_buffers": "Leave some memory free for NCCL, whose buffers are outside PyTorch's cache.",
+    "remedy_unpin": "Use no pinned memory (pin_memory=False), or pin less.",
     "remedy_gather_on_host": (
-        "Keep of each batch only what the metric needs, and move it to the RAM (preprocess_logits_for_metrics,"
+        "Keep only what the metric needs of each batch, and move it to RAM (preprocess_logits_for_metrics,"
         " eval_accumulation_steps)."
     ),
     "remedy_data_on_host": (
@@ -230,148 +229,145 @@ REMEDIES: Sentences = {
         " (--data_device cpu)."
     ),
     "remedy_smaller_array": (
-        "Make this one array smaller: fewer entries (a shorter buffer, a part of the data), smaller pictures, a"
-        " narrower type."
+        "Make this one array smaller: fewer entries (a shorter buffer, a part of the data), smaller images, a"
+        " narrower dtype."
     ),
     "remedy_rapids_pool": "Give the pool a larger maximum (maximum_pool_size), or let it grow to the whole GPU.",
     "remedy_webui_medvram": "Start the web UI with --medvram, then --lowvram; in Forge lower 'GPU Weights'.",
-    "remedy_webui_tiled": "Decode the picture in tiles (Tiled VAE, or Never OOM in Forge).",
+    "remedy_webui_tiled": "Decode the image in tiles (Tiled VAE, or Never OOM in Forge).",
     "remedy_webui_attention": "Use an attention that stores no scores: --opt-sdp-attention or --xformers.",
     "remedy_webui_attention_mac": "Compute the attention in parts: --opt-sub-quad-attention.",
     "remedy_attention_slices": "Compute the attention in slices (enable_attention_slicing).",
-    "remedy_comfy_attention": "Start ComfyUI with an attention in parts (--use-split-cross-attention).",
-    "remedy_keep_less": (
-        "In code of your own: move results to the RAM (.cpu()) or drop them (del) before the next input."
-    ),
+    "remedy_comfy_attention": "Start ComfyUI with split attention (--use-split-cross-attention).",
+    "remedy_keep_less": ("In your own code: move results to RAM (.cpu()) or drop them (del) before the next input."),
     "remedy_restart_program": (
-        "If it is somebody else's program: look for a newer version, and restart it from time to time until then."
+        "If it is someone else's program: look for a newer version, and until then restart it from time to time."
     ),
     "remedy_flash_kernel": (
-        "The line calls PyTorch's fused attention already, which stores the scores all the same with some masks, types"
-        " and cards: use flash attention, or give it fewer tokens (smaller pictures, shorter sequences)."
+        "The line already calls PyTorch's fused attention, which still stores the scores with some masks, dtypes"
+        " and cards: use flash attention, or give it fewer tokens (smaller images, shorter sequences)."
     ),
     "remedy_tf_own_process": (
-        "Run each model in a process of its own: TensorFlow gives a device's memory back only when its process ends."
+        "Run each model in a process of its own: TensorFlow releases a device's memory only when its process ends."
     ),
-    "remedy_tf_call": "In a loop call model(x), not model.predict(x); clear_session() between models.",
-    "remedy_reset_metrics": "Reset metrics at each epoch's end (metric.reset()), and keep their numbers, not tensors.",
+    "remedy_tf_call": "In a loop, call model(x), not model.predict(x); call clear_session() between models.",
+    "remedy_reset_metrics": (
+        "Reset metrics at the end of each epoch (metric.reset()), and keep their values, not tensors."
+    ),
     "remedy_collect_on_host": "Collect results in RAM, not on the GPU.",
-    "remedy_detach_state": "Cut the state off from the graph of the turn before.",
-    "remedy_no_retain_graph": (
-        "Do without retain_graph=True: sum the losses of one graph, or detach what is used again."
-    ),
+    "remedy_detach_state": "Detach the state from the graph of the previous iteration.",
+    "remedy_no_retain_graph": ("Avoid retain_graph=True: sum the losses of one graph, or detach what is reused."),
     "remedy_map_location_cpu": (
-        "Load checkpoints to the CPU (map_location) and let go of them once they are in the model."
+        "Load checkpoints to the CPU (map_location) and delete them once they are in the model."
     ),
     "remedy_relaxed_limits": "Allow blocks above 4 GiB (Level Zero).",
     "remedy_mps_watermark": (
-        "Lift PyTorch's own limit on this Mac (PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0); beyond it macOS swaps and may"
-        " stall."
+        "Lift PyTorch's own limit on this Mac (PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0); beyond it, macOS swaps and"
+        " may freeze."
     ),
     "remedy_driver_limit": (
-        "The device had room: look for a limit or a fault outside the program (the versions of driver and runtime, the"
-        " share of a container or virtual machine), not for less memory."
+        "The device had free memory: look for a limit or a fault outside the program (driver and runtime"
+        " versions, the share of a container or virtual machine); using less memory will not help."
     ),
-    "remedy_matching_versions": "Install versions of driver, runtime and framework that belong together.",
+    "remedy_matching_versions": "Install compatible versions of driver, runtime and framework.",
     "remedy_sample_graph": "Train on sampled parts of the graph (NeighborLoader, ClusterLoader), not on all of it.",
-    "remedy_bios_memory": "Give the integrated GPU more of the RAM (UMA frame buffer size in the BIOS, or GTT).",
-    "remedy_close_apps": "Close other programs: on a Mac the GPU shares the memory with everything else.",
+    "remedy_bios_memory": "Assign more of the RAM to the integrated GPU (UMA frame buffer size in the BIOS, or GTT).",
+    "remedy_close_apps": "Close other programs: on a Mac, the GPU shares the memory with everything else.",
     "remedy_max_split_size": (
-        "Set max_split_size_mb against fragmentation: expandable_segments does nothing on Windows."
+        "Set max_split_size_mb against fragmentation: expandable_segments has no effect on Windows."
     ),
     "remedy_load_low_ram": (
-        "Load the weights in 16 bits, shard by shard (low_cpu_mem_usage), or straight to the GPU (device_map)."
+        "Load the weights in 16 bits, shard by shard (low_cpu_mem_usage), or directly to the GPU (device_map)."
     ),
     "remedy_sharded_state": (
         "Save shards (fsdp_state_dict_type: SHARDED_STATE_DICT): a full state dict gathers all parameters in one"
         " process's RAM."
     ),
     "remedy_smaller_graph": (
-        "Give it less of the graph at once: fewer graphs in a batch, or of one large graph sampled neighbours"
+        "Give it less of the graph at once: fewer graphs per batch, or sampled neighbours of one large graph"
         " (NeighborLoader); each edge takes a row of features."
     ),
-    "remedy_smaller_items": "Make each input smaller (its resolution or length): it takes one at a time already.",
+    "remedy_smaller_items": "Make each input smaller (its resolution or length): it already takes one at a time.",
     "remedy_drop_each": (
-        "See what keeps growing (results that are collected, caches, files left open), and let go of each batch before"
-        " the next one."
+        "Find what keeps growing (collected results, caches, open files), and release each batch before the next one."
     ),
     "remedy_arrays_for_lists": (
         "If the data set holds long Python lists or dicts, make them arrays (NumPy, Arrow): each worker copies what it"
         " touches."
     ),
     "remedy_diffusers_not_moved": (
-        'Do without .to("cuda") before enable_model_cpu_offload(): it puts the whole pipeline on the GPU first.'
+        'Remove .to("cuda") before enable_model_cpu_offload(): it puts the whole pipeline on the GPU first.'
     ),
     "remedy_less_offload_any": (
-        "Keep less in the RAM: parameters and optimizer state in 32 bits take 16 bytes for each parameter."
+        "Keep less in RAM: parameters and optimizer state in 32 bits take 16 bytes per parameter."
     ),
     "remedy_sglang_no_compile": "Start without --enable-torch-compile, or with a smaller --torch-compile-max-bs.",
     "remedy_less_offload": (
-        "Offload less to the RAM (only the optimizer), or to NVMe: parameters and optimizer state in 32 bits take 16"
-        " bytes for each parameter."
+        "Offload less to RAM (only the optimizer), or to NVMe: parameters and optimizer state in 32 bits take 16"
+        " bytes per parameter."
     ),
 }
 
 
 REASONS: Sentences = {
-    "reason_no_run": "nothing here to rehearse; give the run (setup= or --model ...)",
-    "reason_no_code": "nothing here to rehearse; run the code in a notebook",
+    "reason_no_run": "nothing to rehearse here; describe the run (setup= or --model ...)",
+    "reason_no_code": "nothing to rehearse here; run the code in a notebook",
     "reason_no_code_or_run": (
-        "nothing here to rehearse; run the code in a notebook, or give the run (setup= or --model ...)"
+        "nothing to rehearse here; run the code in a notebook, or describe the run (setup= or --model ...)"
     ),
-    "reason_fits_as_it_is": "what was rehearsed fits as it is",
+    "reason_fits_as_it_is": "the rehearsed run fits as it is",
     "reason_other_program": "a setting of another program",
-    "reason_not_pytorch": "what is rehearsed is code of PyTorch",
-    "reason_host": "what is rehearsed is the GPU's memory, not the computer's RAM",
+    "reason_not_pytorch": "only PyTorch code is rehearsed",
+    "reason_host": "only GPU memory is rehearsed, not the computer's RAM",
     "reason_not_yet": "not rehearsed yet",
-    "reason_nothing_saves": "the cell was rehearsed with every change that fits it, and none of them saves much",
+    "reason_nothing_saves": "the cell was rehearsed with every applicable change, and none of them saves much",
     "reason_loop_is_long": (
-        "the loop is too long to be followed until the card is full; {grown_bytes} had grown when it failed"
+        "the loop is too long to be followed until the card is full; it had grown by {grown_bytes} when it failed"
     ),
     "reason_estimate": "an estimate, not rehearsed",
-    "reason_compiling_is_slow": "compiling takes long to rehearse, and a change above is safe already",
-    "reason_time": "the {seconds} seconds for rehearsals were over",
+    "reason_compiling_is_slow": "compiling takes too long to rehearse, and a change above is already safe",
+    "reason_time": "the {seconds} seconds for rehearsals were used up",
     "reason_failed": "its rehearsal failed: {error}",
-    "reason_setup_refused": "these settings do not go together: {error}",
-    "reason_so_already": "the run is so already",
-    "reason_nothing_gathered": "no evaluation of a Trainer collects its outputs on the GPU",
+    "reason_setup_refused": "these settings do not work together: {error}",
+    "reason_so_already": "the run already does this",
+    "reason_nothing_gathered": "no Trainer evaluation collects its outputs on the GPU",
     "reason_library_missing": "{name} is not installed",
-    "reason_checkpointing_already": "activation checkpointing is on already",
-    "reason_compiled_already": "the model is compiled already",
+    "reason_checkpointing_already": "activation checkpointing is already on",
+    "reason_compiled_already": "the model is already compiled",
     "reason_not_compiled": "the model is not compiled",
-    "reason_compiler_not_followed": "what PyTorch {version} compiles is not followed (2.13 and newer is)",
-    "reason_followed_as_eager": "what is compiled could not be followed",
+    "reason_compiler_not_followed": "what PyTorch {version} compiles is not supported (2.13 and newer is)",
+    "reason_followed_as_eager": "the compiled code could not be followed",
     "reason_no_cuda_graphs_taken": "the model is not compiled for CUDA graphs",
     "reason_no_equal_blocks": "the model has no list of equal blocks to recompute",
-    "reason_autocast_already": "autocast is on already",
-    "reason_weights_16_bits_already": "the weights have 16 bits or fewer already",
+    "reason_autocast_already": "autocast is already on",
+    "reason_weights_16_bits_already": "the weights already have 16 bits or fewer",
     "reason_no_weights_in_float64": "no weights are in float64",
     "reason_no_attention_choice": "the model has no choice of attention kernels",
-    "reason_attention_maps_wanted": "the run wants the attention maps, which fused kernels do not make",
-    "reason_attention_already": "the attention is {name} already",
+    "reason_attention_maps_wanted": "the run needs the attention maps, which fused kernels do not compute",
+    "reason_attention_already": "the attention is already {name}",
     "reason_no_such_option": "{optimizer} has no option {option}",
-    "reason_optimizer_already": "the optimizer is {name} already",
-    "reason_no_optimizer": "no optimizer of this model is known before its first step",
-    "reason_adapters_already": "the model has adapters already",
-    "reason_no_adapters_for_it": "PEFT finds the layers of Hugging Face models only",
-    "reason_quantized_already": "the model is quantized already",
+    "reason_optimizer_already": "the optimizer is already {name}",
+    "reason_no_optimizer": "this model has no known optimizer before its first step",
+    "reason_adapters_already": "the model already has adapters",
+    "reason_no_adapters_for_it": "PEFT finds the layers only in Hugging Face models",
+    "reason_quantized_already": "the model is already quantized",
     "reason_no_linear_layers": "the model has no linear layers to quantize",
-    "reason_gradients_off_already": "gradients are off already",
-    "reason_gradients_released_already": "gradients are released already",
-    "reason_outputs_dropped_already": "the outputs are dropped already",
+    "reason_gradients_off_already": "gradients are already off",
+    "reason_gradients_released_already": "gradients are already released",
+    "reason_outputs_dropped_already": "the outputs are already dropped",
     "reason_no_language_head": "the model has no plain language model head",
-    "reason_weights_are_trained": "weights so loaded cannot be trained, adapters on top of them can",
-    "reason_no_quantized_loading": "only Hugging Face models are loaded quantized",
-    "reason_no_partial_loading": "only what from_pretrained loads can stay in RAM in part",
+    "reason_weights_are_trained": "weights loaded like this cannot be trained, but adapters on top of them can",
+    "reason_no_quantized_loading": "only Hugging Face models can be loaded quantized",
+    "reason_no_partial_loading": "only what from_pretrained loads can stay partly in RAM",
     "reason_no_model_ran": "no model ran in the rehearsal",
-    "reason_no_replicas": "no DistributedDataParallel is made in this code",
+    "reason_no_replicas": "this code creates no DistributedDataParallel",
     "reason_no_shards": "the model is not sharded by fully_shard",
-    "reason_gradients_in_buckets_already": "gradients are views of the buckets already",
+    "reason_gradients_in_buckets_already": "gradients are already views of the buckets",
     "reason_no_device_map": "the model is not spread over several cards",
-    "reason_split_by_hand": "which card gets what is in your own code: move layers from the card that failed",
-    "reason_layers_balanced_already": "the cards hold equally many layers already",
-    "reason_shards_on_host_already": "the shards are in RAM already",
-    "reason_resharded_already": "gathered parameters are given back after the forward already",
+    "reason_split_by_hand": "your own code decides which card gets what: move layers from the card that failed",
+    "reason_layers_balanced_already": "the cards already hold equally many layers",
+    "reason_shards_on_host_already": "the shards are already in RAM",
+    "reason_resharded_already": "gathered parameters are already freed after the forward pass",
     "reason_line_elsewhere": "that line is not in this cell",
     "reason_size_not_set_there": "the size is set elsewhere",
     "reason_fast": "not rehearsed: --fast was given",

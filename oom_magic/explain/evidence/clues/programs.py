@@ -218,7 +218,7 @@ PROGRAMS: tuple[Program, ...] = (
         default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
-        "diffusion", "a program that makes pictures or videos",
+        "diffusion", "a program that generates images or videos",
         re.compile(r"FramePack|fooocus|stable[- _]?diffusion|\bflux[-_.\d]|(?<!generation-)webui|--?(?:low|med|no)vram"
                    r"|tiled (?:vae|diffusion)|txt2img|img2img|esrgan|invokeai|\bsdxl\b", re.I | re.A),
         _DIFFUSION_STAGES,
@@ -266,7 +266,7 @@ PROGRAMS: tuple[Program, ...] = (
         default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.4),
     ),
     Program(
-        "pictures", "a program that makes pictures or videos", TOLD["makes_pictures"],
+        "pictures", "a program that generates images or videos", TOLD["makes_pictures"],
         (_stage("loading", r"(?i)(?:trying|try|tried|unable|fails?) to load\b|(?:oom|memory)\w* (?:on|when|while"
                            r"|during) load", Cause.WEIGHTS_TOO_BIG, 0.55),),
         remedies=("smaller_image", "diffusers_vae", "quantized_model", "pictures_offload"),

@@ -15,7 +15,7 @@ _CHANGES: Mapping[str, tuple[Callable[[float], float | str], str]] = {
     "double": (lambda now: 2 * now, "MORE"),
     "gib": (lambda now: f"{2 * now:.0f}G", "MORE"),
 }
-_WORDS = {"LESS": "less than now", "MORE": "more than now"}
+_WORDS = {"LESS": "a smaller number than now", "MORE": "a larger number than now"}
 # What a program takes where nothing is set, by its documentation.
 _DEFAULTS = {"vllm": {"share": "0.9"}, "llama_cpp": {"microbatch": "512"}}
 # The command that starts a program, and the call from Python.
