@@ -317,6 +317,8 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "multiprocessing": lambda: multiprocessing.get_context("spawn").Process(target=print).start(),
     "os._exit": lambda: os._exit(3),
     "os.kill": lambda: os.kill(os.getpid(), 9),
+    "os.abort": lambda: os.abort(),
+    "raise_signal": lambda: signal.raise_signal(signal.SIGTERM),
     "os.execv": lambda: os.execv(sys.executable, ["python"]),
     "connect": lambda: socket.create_connection(("192.0.2.1", 80), timeout=5),
     "sendto": lambda: socket.socket(type=socket.SOCK_DGRAM).sendto(b"x", ("192.0.2.1", 80)),

@@ -30,7 +30,7 @@ PATH = re.compile(r"torch(\.\w+)+")
 NAME = re.compile(r"_[A-Za-z]\w*")
 # Names of other libraries, or of Python, that PyTorch has as well.
 OTHERS = {
-    "_clear_cache", "_close_pipe_fds", "_config", "_debug", "_fmt", "_get_device_map", "_get_value", "_hashlib", "_local",
+    "_clear_cache", "_close_pipe_fds", "_config", "_count", "_debug", "_fmt", "_get_device_map", "_hashlib", "_is_mine", "_local",
     "_registry",
 }  # fmt: skip
 

@@ -141,7 +141,17 @@ def storages_followed(gpu: FakeGPU) -> dict[str, Any]:
     return {"__new__": new, "clone": clone, "data_ptr": data_ptr, "resize_": resize_}
 
 
+def _set(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A host tensor without data, such as a weight, takes over another one, which may be real."""
+    target, source = args
+    if target.is_meta and source.device.type == "cpu" and gpu.place(target) is Place.HOST:
+        source = source.to(META)
+        gpu.adopt(source, Place.HOST, "")
+    return func(target, source)
+
+
 HANDLERS: dict[OpOverload, Handler] = {
     aten._to_copy.default: _to_copy,
     aten.copy_.default: _copy,
+    aten.set_.source_Tensor: _set,
 }

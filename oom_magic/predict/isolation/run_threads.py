@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 import weakref
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from concurrent.futures.thread import _worker  # type: ignore[attr-defined]
@@ -20,6 +21,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from multiprocessing.pool import Pool, ThreadPool, worker  # type: ignore[attr-defined]
+from multiprocessing.queues import Queue
 from typing import Any
 
 from oom_magic.language import _
@@ -102,7 +104,25 @@ class RunThreads:
             (ThreadPoolExecutor, self._of_executors()),
             (ThreadPool, self._of_thread_pools()),
             (threading.Condition, {"notify": notified}),
+            (Queue, self._of_queues()),
         ]
+
+    def _of_queues(self) -> dict[str, Callable[..., Any]]:
+        """Queues between processes: a thread that was there before would send what the run puts into one."""
+        put, get = Queue.put, Queue.get
+        kept: defaultdict[int, deque[Any]] = defaultdict(deque)
+
+        def putting(one: Any, obj: Any, *args: Any, **kwargs: Any) -> None:
+            if one._thread is None or one._thread.ident in _own:
+                put(one, obj, *args, **kwargs)
+            else:
+                self._assume(_("{name}: nothing of it reaches another process", name="multiprocessing.Queue.put"))
+                kept[id(one)].append(obj)
+
+        def getting(one: Any, *args: Any, **kwargs: Any) -> Any:
+            return kept[id(one)].popleft() if kept[id(one)] else get(one, *args, **kwargs)
+
+        return {"put": putting, "get": getting}
 
     def _of_executors(self) -> dict[str, Callable[..., Any]]:
         """What pools of threads do: the run has one of its own in place of each that was there before.

@@ -33,7 +33,8 @@ from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META, Place, identity, is_large
 from oom_magic.predict.instrumentation.starting_point import StartingPoint, TensorState
 from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_objects
-from oom_magic.predict.isolation.objects.users_objects import Iterators, note_state
+from oom_magic.predict.isolation.objects.iterators import Iterators
+from oom_magic.predict.isolation.objects.users_objects import note_state
 from oom_magic.predict.isolation.patching import Journal, patched
 from oom_magic.predict.isolation.process.event_loops import keep_event_loops
 from oom_magic.predict.isolation.reach import Reach, used_by_other_threads, users_modules

@@ -151,11 +151,15 @@ def _one_process(module: ModuleType, run: Run) -> Patches:
         with patched(loader, {"num_workers": 0, "timeout": 0, "prefetch_factor": None}):
             return dataloader._SingleProcessDataLoaderIter(loader)
 
+    def __iter__(loader: DataLoader[Any]) -> Any:  # noqa: N807
+        """Without the user's workers that wait for the next epoch (``persistent_workers``)."""
+        return loader._get_iterator()
+
     def pin_memory(data: Any, device: Any = None) -> Any:
         return data
 
     return [
-        (DataLoader, {"_get_iterator": _get_iterator}),
+        (DataLoader, {"_get_iterator": _get_iterator, "__iter__": __iter__}),
         (torch.utils.data._utils.pin_memory, {"pin_memory": pin_memory}),
     ]
 

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import mmap
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from concurrent.futures.process import ProcessPoolExecutor
 from contextlib import contextmanager
 from ipaddress import ip_address
 from multiprocessing.pool import Pool, ThreadPool
+from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 import torch
@@ -74,6 +76,12 @@ _UNDOABLE = {  # by their modules
 _POOLS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (  # what each use begins with, and what ends one
     (Pool, "_check_running", ("close", "terminate")),
     (ProcessPoolExecutor, "submit", ("shutdown",)),
+)
+_ENDING: tuple[Callable[..., Any], ...] = (  # what can end the process
+    os._exit,
+    os.abort,
+    signal.raise_signal,
+    *(one for one in (getattr(signal, "pidfd_send_signal", None),) if one),
 )
 _NAMES_BACKEND = torch.utils.backend_registration.rename_privateuse1_backend  # once for a process
 _FOR_LATER = tuple(
@@ -140,6 +148,7 @@ class Boundary:
         if multiprocessing is not None:
             process = multiprocessing.BaseProcess
             table.append((process, {"start": self._start(process.start)}))
+        table.append((SharedMemory, {"close": self._closing(SharedMemory.close)}))
         for pool, using, ending in _POOLS:
             used = self._pool_refused(getattr(pool, using))
             table.append((pool, {using: used} | {end: self._unchanged(getattr(pool, end)) for end in ending}))
@@ -150,7 +159,7 @@ class Boundary:
         return [
             (os.system, self._system(os.system, _not_run)),
             *((usual, self._system(usual, _not_started)) for usual in _escapes()),
-            (os._exit, self._exit(os._exit)),
+            *((usual, self._ending(usual)) for usual in _ENDING),
             *((usual, self._registered(usual)) for usual in _FOR_LATER),
             *((usual, self._unchanged(usual)) for usual in _for_good()),
             (_NAMES_BACKEND, self._registered(_NAMES_BACKEND)),
@@ -296,14 +305,15 @@ class Boundary:
 
         return limited
 
-    def _exit(self, usual: Callable[[int], Any]) -> Callable[[int], Any]:
-        def _exit(status: int) -> Any:
-            if not self._scope.applies():
-                return usual(status)
-            self._refuse("os._exit", status)
+    def _ending(self, usual: Callable[..., Any]) -> Callable[..., Any]:
+        def end(*args: Any) -> Any:
+            is_handled = usual is signal.raise_signal and callable(signal.getsignal(args[0]))
+            if is_handled or not self._scope.applies():
+                return usual(*args)
+            self._refuse(f"{usual.__module__}.{usual.__name__}".replace("posix", "os").lstrip("_"), *args[:1] or ("",))
             return None
 
-        return _exit
+        return end
 
     def _registered(self, usual: Callable[..., Any]) -> Callable[..., Any]:
         def register(*args: Any, **kwargs: Any) -> Any:
@@ -333,6 +343,8 @@ class Boundary:
         usual = os.waitid
 
         def waitpid(pid: int, options: int) -> tuple[int, int]:
+            if pid == _NOBODY:
+                return pid, 0
             if not self._scope.applies():
                 return before(pid, options)
             kind = os.P_ALL if pid == -1 else os.P_PID if pid > 0 else os.P_PGID
@@ -359,6 +371,14 @@ class Boundary:
             return None
 
         return start
+
+    def _closing(self, usual: Callable[[Any], None]) -> Callable[[Any], None]:
+        def close(shared: Any) -> None:
+            """What the user's own memory lends cannot be lent again once it was closed."""
+            if self._is_private(shared._fd):
+                usual(shared)
+
+        return close
 
     def _pool_refused(self, usual: Callable[..., Any]) -> Callable[..., Any]:
         """Refuse to give work to a pool of processes that was started before: they would really do it."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-_HOLDING_IN_CLASSES = (
+_HOLDING_IN_DEFAULTS = (
     "tempfile",
     "pathlib",
     "pathlib._local",
@@ -24,6 +24,7 @@ _HOLDING_IN_CLASSES = (
 )
 _NUMPYS_OPENERS: dict[Any, Any] = np.lib._datasource._file_openers._file_openers  # type: ignore[attr-defined]
 _SETS = ("os",)  # its supports_dir_fd and the like are sets of functions
+_TORCHS = "torch."  # thousands of classes, without any of the functions
 # By the functions searched for: modules that hold none of them, by identity and number of names.
 _without: dict[frozenset[int], dict[int, int]] = {}
 
@@ -39,12 +40,14 @@ def substituted(functions: Sequence[tuple[Any, Any]], namespaces: Sequence[dict[
     undo: list[Callable[[], None]] = []
     known = set(sys.modules)
     try:
-        for names in (*_module_names(by_identity), *namespaces):
+        holding = list(_holding(by_identity))
+        for names in (*(names for names, _classes in holding), *namespaces):
             for name, value in [item for item in names.items() if id(item[1]) in by_identity]:
                 undo.append(partial(names.__setitem__, name, value))
                 names[name] = by_identity[id(value)]
-        for module in _HOLDING_IN_CLASSES:
-            _exchange_in_classes(sys.modules.get(module), by_identity, undo)
+        serving = [vars(sys.modules[name]) for name in _HOLDING_IN_DEFAULTS if name in sys.modules]
+        for classes in (*(classes for _names, classes in holding), *map(_classes_in, serving)):
+            _exchange_in_classes(classes, by_identity, undo)
         _exchange_in_sets(by_identity, functions, undo)
         yield
     finally:
@@ -57,22 +60,35 @@ def substituted(functions: Sequence[tuple[Any, Any]], namespaces: Sequence[dict[
                 names[name] = back[id(value)]
 
 
-def _module_names(wanted: Mapping[int, Any]) -> Iterator[dict[str, Any]]:
-    """The names of the modules that hold one of the ``wanted`` functions."""
+def _holding(wanted: Mapping[int, Any]) -> Iterator[tuple[dict[str, Any], list[type]]]:
+    """The names, and the classes, of modules that hold one of the ``wanted`` functions."""
     without = _without.setdefault(frozenset(wanted), {})
     modules = [one.__dict__ for one in list(sys.modules.values()) if isinstance(one, ModuleType)]
     lengths = list(map(len, modules))
     is_new = map(operator.ne, map(without.get, map(id, modules)), lengths)
     for names, length in list(compress(zip(modules, lengths, strict=True), is_new)):
-        if wanted.keys().isdisjoint(map(id, list(names.values()))):
+        is_torchs = str(names.get("__name__")).startswith(_TORCHS)
+        classes = [] if is_torchs else [one for one in _classes_in(names) if _holds(one, wanted)]
+        if not classes and wanted.keys().isdisjoint(map(id, list(names.values()))):
             without[id(names)] = length
         else:
-            yield names
+            yield names, classes
 
 
-def _exchange_in_classes(module: Any, by_identity: Mapping[int, Any], undo: list[Callable[[], None]]) -> None:
+def _classes_in(names: dict[str, Any]) -> list[type]:
+    return [one for one in list(names.values()) if issubclass(type(one), type)]
+
+
+def _holds(kind: type, wanted: Mapping[int, Any]) -> bool:
+    values = list(vars(kind).values())
+    values += [one.__func__ for one in values if type(one) is staticmethod]
+    return not wanted.keys().isdisjoint(map(id, values))
+
+
+def _exchange_in_classes(
+    classes: Sequence[type], by_identity: Mapping[int, Any], undo: list[Callable[[], None]]
+) -> None:
     """In attributes of classes (``scandir = staticmethod(os.scandir)``) and in defaults of their functions."""
-    classes = [value for value in vars(module).values() if isinstance(value, type)] if module is not None else []
     for owner in classes:
         for name, value in list(vars(owner).items()):
             function = value.__func__ if isinstance(value, staticmethod) else value

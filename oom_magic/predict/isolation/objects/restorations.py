@@ -156,11 +156,18 @@ def _set_connections(one: ssl.SSLContext, before: tuple[Any, ...]) -> None:
             setattr(one, name, value)
 
 
-def _set_counted(one: Any, before: int) -> None:
-    """Restores a semaphore of ``multiprocessing``, which other processes may change meanwhile, too."""
-    while one._get_value() < before:
+def _counted(one: Any) -> int | None:
+    """How often this process has acquired a lock of ``multiprocessing``; None while another of its threads holds it.
+
+    Its value is not looked at: other processes, such as a data loader's workers, change it meanwhile.
+    """
+    return None if one._count() > 0 and not one._is_mine() else one._count()
+
+
+def _set_counted(one: Any, before: int | None) -> None:
+    while before is not None and one._count() > before:
         one.release()
-    while one._get_value() > before and one.acquire(False):
+    while before is not None and one._count() < before and one.acquire(False):
         pass
 
 
@@ -223,7 +230,7 @@ _STATES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...]
     (ElementTree.Element, _element, _set_element),
     (type(threading.Lock()), lambda one: one.locked(), _set_locked),
     (type(threading.RLock()), lambda one: one._is_owned(), _set_owned),
-    (_multiprocessing.SemLock, lambda one: one._get_value(), _set_counted),
+    (_multiprocessing.SemLock, _counted, _set_counted),
     (ssl.SSLContext, operator.attrgetter(*_OF_CONNECTIONS), _set_connections),
     (getattr(select, "epoll", ()), _polled, functools.partial(_set_polled, _polled)),
     (_POLL, _polled_by_number, functools.partial(_set_polled, _polled_by_number)),
@@ -244,10 +251,12 @@ def _of_array(one: Any, room: int) -> Restoration:
         return Restoration(partial(_restore_objects, one, one.copy()), 0, inner)
     if isinstance(one, np.memmap) and one.mode != "c":  # copied on write, so no file holds what is set
         return Restoration(_nothing, 0, inner)
+    is_own = one.flags.writeable or one.flags.owndata  # of another one's memory a flag cannot be set without it
+    if is_own and one.nbytes <= min(_COPIED_BYTES, room):
+        undo = partial(_restore_array, one, one.copy(order="K"), one.flags.writeable)
+        return Restoration(undo, int(one.nbytes), inner)
     if not one.flags.writeable:
         return Restoration(partial(one.setflags, write=False), 0, inner)
-    if one.nbytes <= min(_COPIED_BYTES, room):
-        return Restoration(partial(_restore_array, one, one.copy(order="K")), int(one.nbytes), inner)
     return Restoration(partial(_make_writeable, one), 0, inner, begin=partial(one.setflags, write=False))
 
 
@@ -263,12 +272,14 @@ def _nothing() -> None:
     """Nothing to restore."""
 
 
-def _restore_array(one: Any, before: Any) -> None:
-    _make_writeable(one)  # it was, or nothing was noted
+def _restore_array(one: Any, before: Any, was_writeable: bool) -> None:
+    _make_writeable(one)
     if one.shape != before.shape and one.size == before.size:
         one.shape = before.shape
     if one.shape == before.shape and one.tobytes() != before.tobytes():  # a NaN is not equal to itself
         one[...] = before
+    if not was_writeable:
+        one.setflags(write=False)
 
 
 def _restore_objects(one: Any, before: Any) -> None:

@@ -13,8 +13,6 @@ import contextlib
 import datetime
 import functools
 import gc
-import io
-import itertools
 import logging
 import operator
 import re
@@ -23,7 +21,6 @@ import threading
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent import futures
 from itertools import chain, compress
 from typing import Any, Protocol
 
@@ -33,6 +30,7 @@ import torch
 from oom_magic.language import _
 from oom_magic.predict.isolation.live_objects import LiveObjects
 from oom_magic.predict.isolation.objects.copies import Copies, has_copy, set_items
+from oom_magic.predict.isolation.objects.iterators import Iterators, is_iterator
 from oom_magic.predict.isolation.objects.restorations import restoration_of
 from oom_magic.predict.isolation.reach import NOT_WALKED, is_users, is_users_class, is_users_module, users_modules
 from oom_magic.predict.isolation.snapshot import Snapshot, is_unchanged
@@ -42,7 +40,6 @@ MOST_OBJECTS, _MOST_ITEMS = 25_000, 100
 _AT_ONCE = 1_000  # this many stay in the processor's cache while several questions are asked about each
 _OF_A_LEVEL = 20  # the least that a level takes of these, however little is in it
 _MOST_COPIED_BYTES = 1 << 27
-_ITERATORS_DEEP = 4  # an iterator over another one's values over ...
 _PLAIN = frozenset(
     (
         str, int, float, bool, bytes, complex, type(None), range, slice, np.float64, np.float32, np.int64, np.bool_,
@@ -60,12 +57,6 @@ _OF_PYTHON = ("asyncio", "logging", "threading")
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # noted with all modules that are alive
 _NOT_WALKED = NOT_WALKED - {"matplotlib"}  # figures are the user's
 _CONTAINERS = (list, dict, set, deque, OrderedDict)
-_FRAMES = {
-    types.GeneratorType: "gi_frame",
-    types.CoroutineType: "cr_frame",
-    types.AsyncGeneratorType: "ag_frame",
-}
-_AWAITED = (types.CoroutineType, types.AsyncGeneratorType, asyncio.Future, futures.Future)
 _SETTINGS = frozenset((str, int, float, bool, type(None)))  # most settings of libraries
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__doc__")
 _OF_EXCEPTIONS = ("__suppress_context__", "args", "__cause__", "__context__", "__traceback__")  # the last first
@@ -170,6 +161,9 @@ class _Walk:
         """Note containers; ``below`` grows by what they hold, and iterators among it are exchanged."""
         if kind is not tuple:
             self._notes.add_all(kind, containers)
+        if kind is defaultdict:
+            made = [(one, one.default_factory) for one in containers]
+            self._notes.add_undo(functools.partial(_restore_factories, made))
         short, long = containers, []
         if max(map(len, containers), default=0) > _MOST_ITEMS:
             short = [one for one in containers if len(one) <= _MOST_ITEMS]
@@ -185,8 +179,10 @@ class _Walk:
 
     def _note_one(self, one: Any) -> Iterable[Any]:
         found = None if type(one) in _WALKED or isinstance(one, torch.nn.Module) else restoration_of(one, self._room)
-        if _is_iterator(one):
+        if is_iterator(one):
             self._iterators.watch(one)
+        if isinstance(one, threading.Condition):  # threads that wait now would wait for ever
+            self._seen.add(id(one._waiters))  # type: ignore[attr-defined]
         if found is None:
             inner = list(_noted(self._notes, self._copies, one))
             if isinstance(one, types.ModuleType) and is_users_module(one):
@@ -227,7 +223,7 @@ def _noted(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
     elif isinstance(one, types.FunctionType):
         yield from _noted_function(notes, copies, one)
     elif isinstance(one, types.ModuleType):
-        if is_users_module(one) or sys.modules.get(one.__name__) is not one:  # made, not imported
+        if is_users_module(one) or _is_made(one):
             notes.add_plain(vars(one), 1)
             yield from [value for name, value in vars(one).items() if not name.startswith("__")]
         else:
@@ -235,11 +231,11 @@ def _noted(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
     elif isinstance(one, type):
         if is_users_class(one):
             before = dict(vars(one))
-            notes.add_undo(functools.partial(_restore_class, one, one.__bases__, before))
+            notes.add_undo(functools.partial(_restore_class, one, _of_class(one), before))
             yield from before.values()
     elif isinstance(one, torch.nn.Module):
         if _is_made_for_it(kind):  # type: ignore[arg-type]
-            notes.add_undo(functools.partial(_restore_class, kind, kind.__bases__, dict(vars(kind))))
+            notes.add_undo(functools.partial(_restore_class, kind, _of_class(kind), dict(vars(kind))))  # type: ignore[arg-type]
         if any(map(has_copy, set(map(type, vars(one).values())))):
             copies.give(vars(one))
         for name, value in list(vars(one).items()):
@@ -351,9 +347,27 @@ def _restore_member(member: Any, one: Any, value: Any) -> None:
             member.__set__(one, value)
 
 
-def _restore_class(kind: type, bases: tuple[type, ...], before: dict[str, Any]) -> None:
-    if kind.__bases__ != bases:
-        kind.__bases__ = bases
+def _restore_factories(before: list[tuple[Any, Any]]) -> None:
+    for one, factory in before:
+        one.default_factory = factory
+
+
+def _is_made(module: types.ModuleType) -> bool:
+    """Whether a module was made by code, not imported; PyTorch's C code makes submodules."""
+    name = str(getattr(module, "__name__", ""))
+    is_found = "__file__" in vars(module) or vars(module).get("__spec__") is not None or "." in name
+    return sys.modules.get(name) is not module or (type(module) is types.ModuleType and not is_found)
+
+
+def _of_class(kind: type) -> dict[str, Any]:
+    """What a class has outside its attributes."""
+    return {name: getattr(kind, name) for name in ("__bases__", "__name__", "__qualname__")}
+
+
+def _restore_class(kind: type, own: dict[str, Any], before: dict[str, Any]) -> None:
+    for name, value in own.items():
+        if getattr(kind, name) != value:
+            setattr(kind, name, value)
     now = dict(vars(kind))
     for name in now.keys() - before.keys():
         delattr(kind, name)
@@ -377,68 +391,6 @@ def _restore_library(owner: Any, before: dict[str, Any]) -> None:
         is_setting = name in before and not name.startswith("_") and {type(value), type(before[name])} <= _SETTINGS
         if before.get(name, before) is not value and (is_setting or is_users(value)):
             setattr(owner, name, before[name]) if name in before else delattr(owner, name)
-
-
-class Iterators:
-    """The user's iterators, coroutines and futures, to tell of those from which a run took something."""
-
-    def __init__(self, namespaces: Sequence[dict[str, Any]]) -> None:
-        self._before: dict[int, tuple[str, Any, tuple[Any, ...]]] = {}
-        for names in namespaces:
-            for name, one in list(names.items()):
-                if not name.startswith("_") and _is_iterator(one):
-                    self.watch(one, name)
-
-    def watch(self, one: Any, name: str = "") -> None:
-        """From now on. One that no name leads to is called as what made it is."""
-        if id(one) not in self._before:
-            self._before[id(one)] = name or getattr(one, "__qualname__", type(one).__name__), one, _place(one)
-
-    def tell(self, assume: Callable[[str], None]) -> None:
-        """To be called when everything else is restored."""
-        for name, one, place in self._before.values():
-            if _place(one) == place:
-                continue
-            if isinstance(one, _AWAITED):
-                assume(
-                    _(
-                        "`{name}` is a coroutine or future of yours: what the dry run did with it is not undone",
-                        name=name,
-                    )
-                )
-            else:
-                assume(
-                    _(
-                        "`{name}` is an iterator of yours: the items that the dry run took from it are consumed",
-                        name=name,
-                    )
-                )
-        self._before.clear()
-
-
-def _is_iterator(one: Any) -> bool:
-    return (hasattr(type(one), "__next__") or isinstance(one, _AWAITED)) and not isinstance(one, io.IOBase)
-
-
-def _place(one: Any, depth: int = _ITERATORS_DEEP) -> tuple[Any, ...]:
-    """A state that changes when an item is taken: a counter for loaders, references and remaining length for others."""
-    if isinstance(one, (asyncio.Future, futures.Future)):
-        return one.done(), getattr(one, "_num_cancels_requested", 0)
-    if type(one) is itertools.count:
-        return (repr(one),)
-    number = vars(one).get("_num_yielded") if hasattr(one, "__dict__") else None
-    if number is not None:
-        return (number,)
-    frame = getattr(one, _FRAMES[type(one)]) if type(one) in _FRAMES else None  # created on first use
-    referents = gc.get_referents(one)
-    own = (frame is not None and frame.f_lasti, *map(id, referents)) if type(one) in _FRAMES else ()
-    inner = [
-        _place(each, depth - 1) for each in referents if hasattr(type(each), "__next__") or type(each) is tuple if depth
-    ]
-    left = -1
-    with contextlib.suppress(Exception):  # of the user's class
-        left = operator.length_hint(one, -1)
-    return (left, own, inner)
 
 
 # Names that Python and IPython set; they lead to all that was ever shown.

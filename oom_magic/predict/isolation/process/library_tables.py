@@ -12,7 +12,9 @@ import contextlib
 import functools
 import linecache
 import sys
+import threading
 import types
+import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -43,8 +45,9 @@ def registrations_noted() -> Callable[[], None]:
     noted = [Alike.of(kind, some) for kind, some in _libraries.tables]
     noted += [Alike.of(types.MappingProxyType, some) for some in _in_parts(attributes)]
     others = [(one, _items(one)) for one in _libraries.others]
+    members = [(one, set(one.data)) for one in _libraries.weak]
     owners = dict(zip(map(id, attributes), classes, strict=True))
-    return functools.partial(_restore, noted, others, owners, frozenset(sys.modules))
+    return functools.partial(_restore, noted, others, members, owners, frozenset(sys.modules))
 
 
 class _Libraries:
@@ -60,6 +63,7 @@ class _Libraries:
         self._modules: list[types.ModuleType] = []
         self.tables: list[tuple[Any, list[Any]]] = []  # by type, some at once
         self.others: list[Any] = []  # of types made from these
+        self.weak: list[Any] = []  # WeakSets, such as the one that knows tqdm's open bars
         self.classes: dict[str, list[type]] = {}  # by name
 
     def look(self) -> set[str]:
@@ -85,7 +89,8 @@ class _Libraries:
         found = {id(one): one for one in chain(names, [linecache.cache], *map(_tables_of, self._modules))}
         by_kind = [(kind, [one for one in found.values() if type(one) is kind]) for kind in _TABLES]
         self.tables = [(kind, part) for kind, some in by_kind for part in _in_parts(some)]
-        self.others = [one for one in found.values() if type(one) not in _TABLES]
+        self.others = [one for one in found.values() if type(one) not in (*_TABLES, weakref.WeakSet)]
+        self.weak = [one for one in found.values() if type(one) is weakref.WeakSet]
         self.classes = {}
         for kind in chain.from_iterable(map(_classes_of, self._modules)):
             self.classes.setdefault(kind.__name__, []).append(kind)
@@ -127,13 +132,16 @@ def _tables_of(module: types.ModuleType) -> Iterator[Any]:
         kind = type(value)
         if issubclass(kind, (dict, list, set)) and name[:2] != "__":
             yield value
+        if issubclass(kind, threading.local):  # settings of this thread
+            yield from (one for one in (vars(value), *vars(value).values()) if type(one) in _TABLES)
         home = str(kind.__module__).partition(".")[0]
         if kind.__dictoffset__ and home not in _SERVING and not issubclass(kind, (type, types.ModuleType)):
             with contextlib.suppress(AttributeError):
                 own = object.__getattribute__(value, "__dict__")
                 yield from (one for one in own.values() if type(one) in _TABLES)
     for one in _classes_of(module):
-        yield from (value for name, value in vars(one).items() if type(value) in _TABLES and name[:2] != "__")
+        some = (*_TABLES, weakref.WeakSet)
+        yield from (value for name, value in vars(one).items() if type(value) in some and name[:2] != "__")
 
 
 def _items(table: Any) -> Any:
@@ -144,7 +152,15 @@ def _items(table: Any) -> Any:
     return list((list if isinstance(table, list) else set).__iter__(table))
 
 
-def _restore(noted: list[Alike], others: list[tuple[Any, Any]], owners: dict[int, type], known: frozenset[str]) -> None:
+def _restore(
+    noted: list[Alike],
+    others: list[tuple[Any, Any]],
+    members: list[tuple[Any, set[weakref.ref[Any]]]],
+    owners: dict[int, type],
+    known: frozenset[str],
+) -> None:
+    for weak, before in members:
+        weak.data ^= {one for one in weak.data ^ before if one() is not None}
     users = _Users(known)
     changed = (pair for some in noted if not some.are_unchanged() for pair in some.pairs())
     for now, before in chain(changed, others):

@@ -36,7 +36,7 @@ import torch.backends.opt_einsum
 from oom_magic.predict.isolation.interrupts import wakeup_number
 from oom_magic.predict.isolation.objects.restorations import set_context
 from oom_magic.predict.isolation.process.notebook_shell import shell_noted
-from oom_magic.predict.isolation.process.standard_library import is_pythons, standard_library_noted
+from oom_magic.predict.isolation.process.standard_library import Staying, is_pythons, standard_library_noted
 from oom_magic.predict.isolation.reach import is_users, is_users_module
 from oom_magic.predict.isolation.snapshot import fill, is_unchanged
 
@@ -70,7 +70,9 @@ def settings_noted() -> Iterator[Callable[[], object]]:
     yield functools.partial(_restore_dialects, csv.list_dialects())
     yield functools.partial(_restore_modules, dict(sys.modules))
     yield functools.partial(_restore_names_of_modules, list(_names_of_modules()))
-    yield functools.partial(_restore_loggers, _loggers())
+    yield functools.partial(
+        _restore_loggers, _loggers(), dict(logging.root.manager.loggerDict), Staying(frozenset(sys.modules))
+    )
 
 
 def _restore(read: Callable[[], Any], write: Callable[[Any], Any], before: Any) -> None:
@@ -290,17 +292,28 @@ def _loggers() -> list[tuple[logging.Logger, dict[str, Any], list[Any], list[Any
     ]
 
 
-def _restore_loggers(before: list[tuple[logging.Logger, dict[str, Any], list[Any], list[Any]]]) -> None:
+def _restore_loggers(
+    before: list[tuple[logging.Logger, dict[str, Any], list[Any], list[Any]]], known: dict[str, Any], staying: Staying
+) -> None:
+    tree, manager = logging.root.manager.loggerDict, logging.root.manager
+    new = [name for name, one in tree.items() if one is not known.get(name) and staying.is_users_name(name)]
+    gone = [tree.pop(name) for name in new]
+    tree.update({name: known[name] for name in new if name in known})
+    for holder in [one for one in tree.values() if isinstance(one, logging.PlaceHolder)]:
+        for one in gone:
+            holder.loggerMap.pop(one, None)  # type: ignore[arg-type]
     for logger, values, handlers, filters in before:
+        while logger.parent in gone:
+            logger.parent = logger.parent.parent  # type: ignore[union-attr]
         if any(getattr(logger, name) != value for name, value in values.items()):
             vars(logger).update(values)
-            logging.root.manager._clear_cache()  # type: ignore[attr-defined]
+            manager._clear_cache()  # type: ignore[attr-defined]
         logger.handlers[:], logger.filters[:] = handlers, filters
-    known = {id(logger) for logger, *_unused in before}
+    old = {id(logger) for logger, *_unused in before}
     for logger, *_unused in _loggers():
-        if id(logger) not in known and not _is_librarys(logger.name):
+        if id(logger) not in old and not _is_librarys(logger.name):
             vars(logger).update(level=logging.NOTSET, propagate=True, disabled=False, handlers=[], filters=[])
-            logging.root.manager._clear_cache()  # type: ignore[attr-defined]
+            manager._clear_cache()  # type: ignore[attr-defined]
 
 
 def _is_librarys(name: str) -> bool:

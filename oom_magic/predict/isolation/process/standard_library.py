@@ -199,7 +199,7 @@ class Staying:
     def is_importeds(self, value: Any) -> bool:
         """Whether something is a module that was imported meanwhile, or belongs to one."""
         if isinstance(value, types.ModuleType):
-            return sys.modules.get(value.__name__) is value
+            return sys.modules.get(getattr(value, "__name__", "")) is value  # %run empties its own
         home = home_of(value)
         return isinstance(home, str) and home in sys.modules and home not in self._known
 
