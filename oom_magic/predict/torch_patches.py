@@ -53,7 +53,7 @@ _USERS = (
 
 
 def torch_patches(cards: Cards, view: DeviceView, assume: Callable[[str], None]) -> Patches:
-    """The table for these cards. The originals are those at the time of the call."""
+    """The patches for these cards. They wrap the attributes that PyTorch has at the time of the call."""
     gpu, autocast, dlpack = cards.gpu, cards.gpu.autocast, shared_by_dlpack()
     original: Callable[..., Any] = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
     run_backward = gpu.noting_watchers(AutogradOrder().around(original))
@@ -85,8 +85,7 @@ def torch_patches(cards: Cards, view: DeviceView, assume: Callable[[str], None])
 
 
 def grouped_by_place(gpu: FakeGPU) -> Patches:
-    """Grouping of tensors by device, for ``clip_grad_norm_`` and optimizers: fake tensors are on ``cuda:0`` and so
-    on."""
+    """Grouping of tensors by device, for ``clip_grad_norm_`` and optimizers, with the devices of fake tensors."""
     group = getattr(_foreach_utils, _NAME)
 
     def grouped(lists: list[list[Any]], with_indices: bool = False) -> dict[tuple[Any, Any], Any]:
@@ -96,8 +95,8 @@ def grouped_by_place(gpu: FakeGPU) -> Patches:
             for location in dict.fromkeys(locations):
                 chosen = [position for position, other in enumerate(locations) if other == location]
                 where = device if location is None or location.place is not Place.GPU else location.device
-                of_spot = [[column[position] for position in chosen] if column else column for column in columns]
-                found[where, dtype] = (of_spot, [indices[position] for position in chosen] if indices else indices)
+                there = [[column[position] for position in chosen] if column else column for column in columns]
+                found[where, dtype] = (there, [indices[position] for position in chosen] if indices else indices)
         return found
 
     return [(import_module(user), {_NAME: grouped}) for user in _USERS]

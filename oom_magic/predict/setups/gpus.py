@@ -33,26 +33,21 @@ _FEWEST_READINGS = 2  # so many readings of a generation make a range
 
 @cache
 def read_table(name: str) -> dict[str, Any]:
-    """The TOML file of this name as plain data, read once: it is not to be changed."""
+    """The TOML file of this name as plain data, cached: do not modify it."""
     return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
 class GPU:
-    """A card as CUDA describes it. Sizes in bytes.
-
-    ``context_bytes`` is what one training process takes outside PyTorch as a rule (CUDA context, kernels, libraries),
-    ``context_range`` the least and the most that was read (None: it was read here).
-    ``is_read``: PyTorch printed this total on such a card; else it is that of a sister card of the same size.
-    """
+    """A card as CUDA describes it. Sizes in bytes."""
 
     name: str
     total_bytes: int
     capability: tuple[int, int]
     num_multiprocessors: int
-    context_bytes: int
-    is_read: bool
-    context_range: tuple[int, int] | None = None
+    context_bytes: int  # typical memory of a training process outside PyTorch: CUDA context, kernels, libraries
+    is_read: bool  # PyTorch printed this total on such a card; else it is that of a similar card of the same size
+    context_range: tuple[int, int] | None = None  # least and most measured context; None: it was measured here
 
     @property
     def threads_per_multiprocessor(self) -> int:
@@ -61,7 +56,7 @@ class GPU:
 
     @property
     def l2_cache_bytes(self) -> int:
-        """The L2 cache; that of its generation where the card is not listed."""
+        """The size of the L2 cache; that of its generation if the card is not listed."""
         listed = read_table("gpus.toml")["l2_cache_mib"]["cards"]
         found = (size for name, size in listed.items() if name in self.name)
         return int(next(found, self._by_capability("l2_cache_mib"))) * MIB
@@ -95,7 +90,7 @@ def find_gpu(name: str) -> GPU:
 
 
 def is_card(name: str) -> bool:
-    """Whether ``find_gpu`` knows it; ``"2x T4"`` names one too."""
+    """Whether ``find_gpu`` knows this name; ``"2x T4"`` is one, too."""
     return _key(counted(name)[1]) in _cards_by_key()
 
 
@@ -110,9 +105,9 @@ def checked_num_gpus(num_gpus: Any) -> int:
 
 
 def counted(name: str, num_gpus: int | None = None) -> tuple[int | None, str]:
-    """How many cards are asked for and which: ``"2x T4"`` is two T4s, else it is ``num_gpus``.
+    """The number and the name of the cards: ``"2x T4"`` is two T4s; for other names the number is ``num_gpus``.
 
-    Raises ValueError where both say it and differ.
+    Raises ValueError if both give a number and they differ.
     """
     found = re.fullmatch(r"\s*(\d+)\s*[xX×*]\s*(\D.*)", name)
     if found is None:

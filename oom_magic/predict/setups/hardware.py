@@ -67,7 +67,7 @@ class Hardware:
         num_processes: int | None = None,
         rank: int = 0,
     ) -> Hardware:
-        """What these options of ``dry_run`` mean. Raises ValueError, with the fix, where they mean nothing."""
+        """The hardware that these options of ``dry_run`` describe. Raises ValueError with the fix."""
         number, name = (num_gpus, gpu) if isinstance(gpu, GPU) else counted(gpu or DEFAULT_GPU, num_gpus)
         card = name if isinstance(name, GPU) else find_gpu(name)
         job = None if num_processes is None else Job(num_processes, rank)
@@ -86,13 +86,13 @@ class Hardware:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of ``dry_run`` for as many cards, for the same process of the job."""
+        """The options of ``dry_run`` for this number of cards, or for this process of the job."""
         if self.job is None:
             return {"num_gpus": self.num_cards}
         return {"num_processes": self.job.num_processes, "rank": self.job.rank}
 
     def checked_card(self, card: int | None) -> int:
-        """The card to size. Raises ValueError where several are there and none of them is named."""
+        """The number of the card to size. Raises ValueError if there are several and ``card`` is None."""
         if self.job is not None:
             return 0
         num_cards = self.num_cards

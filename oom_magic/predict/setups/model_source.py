@@ -79,12 +79,12 @@ class ModelSource:
 
     @property
     def auto_class(self) -> str:
-        """The transformers class that loads it ("" for the user's own function)."""
+        """The transformers class that loads the model ("" for the user's own function)."""
         return "" if self.task == "own" else auto_class(self.task)
 
     @property
     def lora_targets(self) -> tuple[str, ...] | str:
-        """The layers that get an adapter when the user names none."""
+        """The layers that get an adapter if the user names none."""
         return lora_targets(self.model_type)
 
     @property
@@ -108,7 +108,7 @@ class ModelSource:
 
     @property
     def max_seq_len(self) -> int | None:
-        """The longest sequence that learned positions allow; None where positions are computed."""
+        """The longest sequence that learned positions allow; None if positions are computed."""
         if self.model_type not in ("gpt2", "bert", "roberta", "distilbert"):
             return None
         padding_positions = 2 if self.model_type == "roberta" else 0
@@ -129,7 +129,7 @@ def targets_as_code(targets: tuple[str, ...] | str) -> str:
 
 
 def resolve_model(model: Any) -> ModelSource:
-    """The source meant by a setup's ``model``. Raises ValueError if it is of none of the four kinds."""
+    """The source of a setup's ``model``. Raises ValueError if it is of none of the four kinds."""
     if isinstance(model, (str, Path)):
         return _from_name(str(model))
     if hasattr(model, "model_type") and hasattr(model, "to_diff_dict"):

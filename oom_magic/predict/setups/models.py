@@ -80,17 +80,17 @@ class ModelPreset:
 
     @property
     def auto_class(self) -> str:
-        """The transformers class that one loads it with, such as ``"AutoModelForCausalLM"``."""
+        """The transformers class to load the model with, such as ``"AutoModelForCausalLM"``."""
         return auto_class(self.task)
 
     @property
     def num_layers(self) -> int | None:
-        """How many layers it has, in the encoder and in the decoder where it has both; None: other numbers."""
+        """The number of layers in the encoder and in the decoder (if it has both, the same); None: they differ."""
         counts = set(layer_counts(self.settings).values())
         return counts.pop() if len(counts) == 1 else None
 
     def dims(self) -> dict[str, int]:
-        """The sizes that tensors of this model are made of, by transformers' most common names."""
+        """The model's dimensions, by transformers' most common names."""
         return dims_of(self.settings)
 
 
@@ -110,7 +110,7 @@ def find_model(name: str) -> ModelPreset:
 
 @cache
 def list_models() -> tuple[ModelPreset, ...]:
-    """Every preset of models.toml, in its order."""
+    """Every preset, in the order of models.toml."""
     return tuple(
         ModelPreset(name, hub_id, family["model_type"], family["task"], count, {**family["common"], **columns})
         for family in read_table("models.toml")["family"]

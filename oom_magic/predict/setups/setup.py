@@ -76,7 +76,7 @@ _COUNTS = (
 
 
 def _naming_the_closest(cls: type[_T]) -> type[_T]:
-    """The class with a ``__init__`` that, for a name that is no field, offers the closest one."""
+    """Decorator: ``__init__`` suggests the closest field for an unknown name."""
     init: Any = cls.__init__
 
     @wraps(init)
@@ -93,38 +93,36 @@ def _naming_the_closest(cls: type[_T]) -> type[_T]:
 class TrainingSetup(Result):
     """A training run: the model, how it is trained, with what batches, on which card.
 
-    ``model``: a preset's name ("qwen2.5-7b"), a folder with ``config.json``, a transformers configuration, or
-    a named function that returns an ``nn.Module`` from token ids to logits. ``alpha`` is twice the ``rank``,
-    ``target_modules`` PEFT's choice and ``attention`` transformers' unless given. ``precision``: type of the
-    weights ("fp32", "bf16", "fp16") or autocast over float32 weights ("amp-bf16", "amp-fp16"); weights that LoRA
-    and QLoRA freeze are 16 bits wide in both. ``frozen``: parts of names of parameters that are not trained.
-    ``data``: "packed" (all sequences full) or "padded" (with an attention mask). ``memory`` overrides the capacity
-    of ``gpu``. ``num_gpus`` such cards are used by one process (DataParallel, which shares each microbatch out), or one
-    by each of ``num_processes``, which hold replicas ("ddp") or shards ("fsdp2") and a microbatch each.
-    Raises ValueError, naming field, value and what is allowed, if something does not go together.
+    ``model`` is a preset's name ("qwen2.5-7b"), a folder with ``config.json``, a transformers configuration, or a named
+    function that returns an ``nn.Module`` from token ids to logits.
+    ``precision`` is the type of the weights ("fp32", "bf16", "fp16"), or autocast with float32 weights ("amp-bf16",
+    "amp-fp16"); weights that LoRA and QLoRA freeze have 16 bits in both cases.
+    ``num_gpus`` cards are used by one process (DataParallel, which splits each microbatch), or one card by each of
+    ``num_processes``, which hold replicas ("ddp") or shards ("fsdp2") of the model and a microbatch each.
+    Raises ValueError with field, value and what is allowed, if settings are wrong, alone or together.
     """
 
     model: Any
-    method: str = "full"
+    method: str = "full"  # "lora", "qlora"
     rank: int = 16
-    alpha: int | None = None
-    target_modules: tuple[str, ...] | str | None = None
+    alpha: int | None = None  # default: twice the rank
+    target_modules: tuple[str, ...] | str | None = None  # default: PEFT's choice for the model
     dropout: float = 0.0
     microbatch_size: int = 1
     gradient_accumulation_steps: int = 1
     seq_len: int = 512
-    target_seq_len: int | None = None
+    target_seq_len: int | None = None  # of encoder-decoder models
     precision: str = "bf16"
     optimizer: str = "adamw"
     activation_checkpointing: bool = False
-    attention: str = ""
-    loss: str = "plain"
-    frozen: tuple[str, ...] = ()
-    data: str = "packed"
+    attention: str = ""  # default: transformers' choice for the model
+    loss: str = "plain"  # "chunked"
+    frozen: tuple[str, ...] = ()  # parts of names of parameters that are not trained
+    data: str = "packed"  # all sequences are full; "padded": with an attention mask
     num_labels: int = 2
-    max_grad_norm: float | None = None
+    max_grad_norm: float | None = None  # None: gradients are not clipped
     gpu: str = DEFAULT_GPU
-    memory: str | int | None = None
+    memory: str | int | None = None  # the card's capacity, if another
     num_gpus: int = 1
     num_processes: int = 1
     parallelism: str = "ddp"
@@ -181,7 +179,7 @@ class TrainingSetup(Result):
             exec(compile(text, CODE_FILE, "exec"), namespace)
 
     def _rehearse(self) -> None:
-        """The same in a dry run, without warnings of libraries about code that the user did not write."""
+        """Run the code in a dry run, without warnings of libraries about code that the user did not write."""
         before = logging.root.manager.disable
         logging.disable(max(before, logging.WARNING))
         try:
@@ -208,7 +206,7 @@ class TrainingSetup(Result):
         return dry_run(self._rehearse, **{"gpu": self.gpu, "memory": self.memory, **self.machine, **options})
 
     def sizes(self, **ranges: Any) -> Sizes:
-        """The same as a function of fields: ``setup.sizes(microbatch_size=(1, 32), seq_len=(128, 4096))``."""
+        """The memory as a function of fields: ``setup.sizes(microbatch_size=(1, 32), seq_len=(128, 4096))``."""
         with OneLineErrors("function"):
             sizes = self.untraced_sizes(**ranges)
             sizes.trace()
@@ -216,14 +214,14 @@ class TrainingSetup(Result):
 
     @property
     def identity(self) -> Any:
-        """The key of its sizes, beside the environment; None where names do not determine them."""
+        """The key of its stored sizes, without the environment; None if names do not determine the model."""
         is_alone = self.num_gpus == self.num_processes == 1  # else buckets go across layers
         if self.source.num_layers is None or not is_alone:
             return None
         return self.to_dict(), self.code(), local_configurations(self.source.path)
 
     def untraced_sizes(self, *, stop_after_steps: int = 3, **ranges: Any) -> Sizes:
-        """The same function before it is traced anywhere."""
+        """The memory as a function of fields, not traced yet."""
         from oom_magic.predict.setups.models import only_layers
         from oom_magic.predict.sizing.layered import Layers
         from oom_magic.predict.sizing.ranges import Ranges
