@@ -253,7 +253,7 @@ def test_the_macs_mark_is_explained_and_its_code_names_no_other_device():
     assert "PyTorch's own limit for MPS" in said
     assert "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0" in said
     assert "cuda" not in said.casefold()
-    assert "PyTorch held 15.20 GiB of the 18.13 GiB it may take" in " ".join(said.split())
+    assert "PyTorch held 15.20 GiB of the 18.13 GiB it may use" in " ".join(said.split())
     assert "recommended_max_memory()" in said and "the cache then holds" not in said
 
 

@@ -58,7 +58,7 @@ def test_a_folder_with_a_configuration_is_enough(model_folder: Path) -> None:
 
     report = om.dry_run(load)
     assert seen == [torch.float16, str(model_folder), False, "cuda"]
-    assert "weights are not read; float16 was taken" in texts(report)
+    assert "weights are not read; their dtype on disk was assumed to be float16" in texts(report)
 
 
 def test_threads_load_as_far_ahead_as_they_can() -> None:

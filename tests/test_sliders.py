@@ -373,7 +373,7 @@ def test_the_map_says_of_the_present_setting_what_its_report_says() -> None:
 def test_an_argument_that_cannot_vary_is_left_out_and_said() -> None:
     panel = om.sliders(attend, gpu="T4")
     assert set(panel.controls) == {"gpu", "batch_size"}
-    assert "width stays 32: with 33 the function fails: embed_dim must be divisible by num_heads" in shown(panel)
+    assert "width stays 32: the function fails with 33: embed_dim must be divisible by num_heads" in shown(panel)
 
 
 def with_heads(batch_size: int = 2, heads: int = 5) -> None:
