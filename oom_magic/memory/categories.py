@@ -51,7 +51,7 @@ class Breakdown(Mapping[str, int]):
         self._parts = {str(getattr(key, "value", key)): int(value) for key, value in parts.items() if value}
 
     def __getitem__(self, part: str) -> int:
-        """Bytes of a part; a category that is not there has 0. Raises KeyError for other names."""
+        """Bytes of a part; 0 for a category without memory. Raises KeyError for other names."""
         key = str(getattr(part, "value", part))
         if key in self._parts:
             return self._parts[key]

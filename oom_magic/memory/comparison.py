@@ -14,7 +14,7 @@ from oom_magic.results import Result
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Result):
-    """A prediction held against a measurement of the same run. Ratios are predicted / measured."""
+    """A prediction and a measurement of the same run. Ratios are predicted / measured."""
 
     predicted: MemoryReport
     measured: MemoryReport
@@ -55,7 +55,7 @@ class Comparison(Result):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SideBySide(Result):
-    """Runs by name, with what is noted of them. Made by ``compare``."""
+    """Runs by name, with notes. Made by ``compare``."""
 
     reports: Mapping[str, MemoryReport]
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -100,7 +100,7 @@ def compare(*runs: Runs, notes: Mapping[str, str] | None = None) -> SideBySide:
 
 
 def named_runs(runs: Runs, function: str) -> dict[str, MemoryReport]:
-    """One run or several by name, numbered where they have none. Raises as ``compare`` does, for this ``function``."""
+    """One run or several by name, numbered if they have none. Raises as ``compare`` does, for ``function``."""
     if isinstance(runs, MemoryReport):
         runs = [runs]
     if not isinstance(runs, Mapping) and isinstance(runs, Iterable) and not isinstance(runs, str):
@@ -122,13 +122,13 @@ def named_runs(runs: Runs, function: str) -> dict[str, MemoryReport]:
 
 @dataclass(frozen=True, repr=False)
 class Ratios(Result):
-    """Bytes by name, twice. Made by ``ratios``; ``result[name]`` is the ratio by hand / in the run."""
+    """Bytes by name, by hand and in a run. Made by ``ratios``; ``result[name]`` is by hand / in the run."""
 
     by_hand: Mapping[str, int]
     in_run: Mapping[str, int]
 
     def __getitem__(self, name: str) -> float:
-        """Bytes by hand over bytes in the run; NaN where the run has none."""
+        """Bytes by hand over bytes in the run; NaN if the run has none."""
         return self.by_hand[name] / self.in_run[name] if self.in_run[name] else float("nan")
 
     def to_dict(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MappedBlock:
-    """A piece of a segment: what lies there (a label; "free"), its bytes, and its colour."""
+    """A piece of a segment: its label (such as "free"), its bytes, and its color."""
 
     label: str
     num_bytes: int
@@ -26,7 +26,7 @@ class MappedBlock:
 
     @property
     def is_free(self) -> bool:
-        """Whether it is cached and not given out."""
+        """Whether the block is cached and not allocated."""
         return self.hue == "cached"
 
 
@@ -38,7 +38,7 @@ class MemoryMap(Result):
 
     @classmethod
     def of(cls, allocator: CachingAllocator, live: Mapping[str, Block]) -> MemoryMap:
-        """The map of an allocator whose given-out blocks are ``live``, by label."""
+        """The map of an allocator whose allocated blocks are ``live``, by label."""
         return cls._of(allocator, [(label, "parameter", block) for label, block in live.items()])
 
     @classmethod
@@ -51,17 +51,17 @@ class MemoryMap(Result):
 
     @property
     def reserved_bytes(self) -> int:
-        """All that is held of the device."""
+        """Bytes that the allocator has reserved."""
         return sum(block.num_bytes for segment in self.segments for block in segment)
 
     @property
     def free_bytes(self) -> int:
-        """Cached: held of the device and not given out."""
+        """Bytes that are cached: reserved and not allocated."""
         return sum(block.num_bytes for segment in self.segments for block in segment if block.is_free)
 
     @property
     def largest_free_bytes(self) -> int:
-        """The largest request that needs nothing more of the device."""
+        """The largest request that needs no more memory of the device."""
         return max((block.num_bytes for segment in self.segments for block in segment if block.is_free), default=0)
 
     def to_dict(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Device:
 
     @property
     def usable_bytes(self) -> int:
-        """What PyTorch's allocator can have at most."""
+        """The most memory that PyTorch's allocator can have."""
         return max(self.total_bytes - self.context_bytes - self.other_bytes, 0)
 
 

@@ -76,7 +76,7 @@ class _Writer:
         )  # fmt: skip
 
     def _note_segments(self, stream: int) -> None:
-        """What came from the driver and went back to it since the last event."""
+        """Note segments that the driver allocated or freed since the last event."""
         now = {head.address: sum(block.size_bytes for block in chain) for head, chain in self._chains()}
         for address in self._segments.keys() - now.keys():
             self._note("segment_free", address, self._segments[address], stream)

@@ -119,7 +119,7 @@ class Timeline:
         return np.flatnonzero(alive)
 
     def until(self, position: int) -> Timeline:
-        """The part before event ``position``."""
+        """The timeline before event ``position``."""
         order = self.order[:position]
         num_made = int((order >= 0).sum())
         marks = tuple(mark for mark in self.marks if mark.position <= position)
@@ -127,7 +127,7 @@ class Timeline:
         return replace(self, order=order, marks=marks, **columns)
 
     def without_empty(self) -> Timeline:
-        """The same without allocations of no bytes."""
+        """The timeline without allocations of no bytes."""
         is_nonempty = self.requested_bytes > 0
         if is_nonempty.all():
             return self
@@ -142,7 +142,7 @@ class Timeline:
         return replace(self, order=renumbered[stays], marks=marks, **columns)
 
     def since(self, position: int) -> Timeline:
-        """The part from event ``position`` on; what is alive before it comes first, in the order it was made."""
+        """The timeline from event ``position`` on; allocations that are alive then come first, in their order."""
         later = self.order[position:]
         kept = np.union1d(self.live_at(position - 1), later[later >= 0])
         numbers = np.full(self.num_allocations, -1, dtype=np.int64)

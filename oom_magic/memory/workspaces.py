@@ -29,7 +29,7 @@ Owner = tuple[str, int, int]  # of a workspace: library, stream, handle
 
 
 class KeptWorkspace(NamedTuple):
-    """A workspace that stays allocated: on which card, whose, its size."""
+    """A workspace that stays allocated: its card, owner and size."""
 
     card: int
     owner: Owner
@@ -38,7 +38,7 @@ class KeptWorkspace(NamedTuple):
 
 @dataclass(frozen=True)
 class Workspaces:
-    """The workspaces of a process with this version of PyTorch, as its environment variables say."""
+    """The workspaces of a process, given the version of PyTorch and environment variables."""
 
     version: tuple[int, ...]
     environment: Mapping[str, str]
@@ -50,7 +50,7 @@ class Workspaces:
 
     @property
     def stays(self) -> bool:
-        """Whether cuBLAS' workspace stays with thread, stream and handle once it was needed."""
+        """Whether cuBLAS' workspace stays allocated for its thread, stream and handle after its first use."""
         return self.version < _NONE_STAYS
 
     @property

@@ -134,7 +134,7 @@ def _opens_message(clause: str, start: int, draft: Draft) -> bool:
 
 
 def _add_clause(draft: Draft, clause: str, match: re.Match[str]) -> None:
-    """Write what one clause says into the draft; the first print of a field wins."""
+    """Add a clause's values to the draft; the first print of a field wins."""
     if clause in draft.clauses and clause != "pid":
         return
     draft.clauses.add(clause)

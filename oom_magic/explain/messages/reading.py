@@ -86,7 +86,7 @@ def _squeezed_messages(text: str) -> list[_Found]:
 
 
 def _located(found: list[_Found], squeezed: Squeezed) -> list[_Found]:
-    """The same messages with offsets in the cleaned text."""
+    """The messages with offsets in the cleaned text."""
     edges = [(item.start, item.end - 1) for item in found]
     offsets = sorted({offset for edge in edges for offset in edge})
     origins = dict(zip(offsets, squeezed.origins(offsets), strict=True))
@@ -113,7 +113,7 @@ def _clearest(found: list[_Found]) -> list[_Found]:
 
 
 def _found_from(draft: Draft, squeezed: str) -> _Found:
-    """The message that the clauses of a draft make."""
+    """The message of a draft's clauses."""
     backend = draft.backend or ("mps" if "mps_allocated" in draft.clauses else "cuda")
     values = {
         "format": _format_of(draft, backend, squeezed),
@@ -129,7 +129,7 @@ def _found_from(draft: Draft, squeezed: str) -> _Found:
 
 
 def _format_of(draft: Draft, backend: str, squeezed: str) -> str:
-    """The template's key, by the clauses that only it has."""
+    """The key of the template, found by clauses that only it has."""
     if draft.style == "async":
         return "cuda_malloc_async"
     if draft.is_preempted:
@@ -150,7 +150,7 @@ def _format_of(draft: Draft, backend: str, squeezed: str) -> str:
 
 
 def _found_of(kind: MessageKind, match: re.Match[str]) -> _Found:
-    """The message that a match of the table shows."""
+    """The message of a match in the table."""
     groups = match.groupdict()
     values: dict[str, Any] = {"format": kind.format, "backend": kind.backend, "is_oom": kind.is_oom}
     for name in ("requested", "free", "allocated"):

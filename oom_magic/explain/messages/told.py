@@ -145,7 +145,7 @@ def _means_device_by_ram(text: str) -> bool:
 
 
 def _sign(cleaned: str) -> re.Match[str] | None:
-    """What shows by its structure that memory ran out: in the story, else in the end of a log."""
+    """A sign by structure that memory ran out: in the author's story, else in the end of a log."""
     for start in (0, max(_LONGEST_STORY, len(cleaned) - _LONGEST_END)):
         sign = first_sign(cleaned[start : start + _LONGEST_STORY])
         if sign is not None:
@@ -181,7 +181,7 @@ def _whose_in_all(text: str) -> MessageKind:
 
 
 def _statement(cleaned: str, match: re.Match[str]) -> str:
-    """The sentence in which something was found."""
+    """The sentence that contains a match."""
     before = cleaned[max(0, match.start() - _LONGEST_STATEMENT) : match.start()]
     after = cleaned[match.end() : match.end() + _LONGEST_STATEMENT]
     return _END_OF_STATEMENT.split(before)[-1] + match.group() + _END_OF_STATEMENT.split(after)[0]

@@ -92,12 +92,12 @@ class CachingAllocator:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes that the allocator holds of the device."""
+        """Bytes that the allocator has reserved."""
         return self._device.reserved_bytes
 
     @property
     def limit_bytes(self) -> int | None:
-        """What the allocator may hold at most, whatever the device has; None: no limit was set."""
+        """The most bytes that the allocator may reserve; None: no limit was set."""
         return None if self._device.limit_bytes >= UNLIMITED else self._device.limit_bytes
 
     def limit(self, limit_bytes: int) -> None:
@@ -190,7 +190,7 @@ class CachingAllocator:
                     self._device.release(block)
 
     def free_blocks(self) -> list[Block]:
-        """The blocks that are cached, in no order."""
+        """The cached blocks, in no order."""
         pools = chain.from_iterable(self._pools.values())
         return [block for pool in pools for block in pool.blocks.values()]
 

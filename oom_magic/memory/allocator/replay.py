@@ -154,7 +154,7 @@ def _run(
 def _between_stops(
     timeline: Timeline, allocator: CachingAllocator, transient: Mapping[int, int] = MappingProxyType({})
 ) -> Iterator[list[int]]:
-    """The stretches of events between emptied caches and ``transient`` memory, both of which happen here."""
+    """Runs of events; empties the cache, and allocates and frees ``transient`` memory, between them."""
     order = timeline.order.tolist()
     empties = {mark.position for mark in timeline.marks if mark.kind is MarkKind.EMPTY_CACHE}
     for start, stop in pairwise([0, *sorted(empties.union(transient)), len(order)]):

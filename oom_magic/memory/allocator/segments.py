@@ -48,7 +48,7 @@ class Block:
 
     @property
     def is_split(self) -> bool:
-        """Whether it is only a part of its segment."""
+        """Whether the block is only a part of its segment."""
         return self.previous is not None or self.next is not None
 
     @property
@@ -147,7 +147,7 @@ class DeviceMemory:
         return Block(self._new_address(num_bytes), num_bytes, pool)
 
     def release(self, block: Block) -> None:
-        """Give an unsplit free block back to the driver (``release_block``)."""
+        """Return an unsplit free block to the driver (``release_block``)."""
         assert block.pool is not None
         block.pool.remove(block)
         self._give(block.size_bytes)
@@ -172,7 +172,7 @@ class DeviceMemory:
         return block
 
     def unmap(self, block: Block, pool: Pool) -> None:
-        """Give the whole pages within a free block back to the driver (``unmap_block``)."""
+        """Return the whole pages within a free block to the driver (``unmap_block``)."""
         page = pool.page_bytes
         begin = block.base + round_up(block.address - block.base, page)
         end = block.address + block.size_bytes
