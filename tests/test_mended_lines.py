@@ -6,6 +6,8 @@ import ast
 import functools
 from dataclasses import replace
 
+import torch
+
 from oom_magic.explain.live.growth import Growth
 from oom_magic.explain.live.mending import is_in, mended
 
@@ -39,9 +41,15 @@ def test_a_function_of_an_earlier_cell_is_mended_for_a_while():
     assert collect.__code__ is code and collect() == ["0", "1"]
 
 
-def test_what_closes_over_variables_is_left_alone():
+def test_what_closes_over_variables_is_mended_also_where_only_a_hook_leads_to_it():
     growth = Growth("kept", "kept.append(str(step))", "cell:1", 2, 2, False, fixed="kept.append(step)")
-    assert not is_in(growth, ast.parse("collect()"), {"collect": closing(1)})
+    net, hooks = torch.nn.Linear(2, 2), [closing(1), closing(2)]
+    for hook in hooks:
+        net.register_forward_hook(hook)
+    tree = ast.parse("net(x)")
+    with mended(growth, tree, {"net": net}):
+        assert [hook() for hook in hooks] == [[1], [2]]
+    assert [hook() for hook in hooks] == [["1"], ["2"]]
 
 
 def test_the_cell_itself_is_mended_for_a_while():
@@ -60,4 +68,6 @@ def test_lines_fixed_together_are_fixed_in_one_pass():
     together = replace(GROWTH, beside=(other,))
     with mended(together, tree, {}):
         assert ast.unparse(tree).endswith("kept.append(number)\n    seen.append(-number)")
-    assert together.lines["code"] == "kept.append(str(number)); seen.append(number)"
+    assert together.lines["pairs"].startswith(
+        "kept.append(number)\n# instead of kept.append(str(number))\n\nseen.append("
+    )

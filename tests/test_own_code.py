@@ -12,7 +12,7 @@ from versions import as_since_3_11
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.code import STYLES, code_for
-from oom_magic.explain.remedies.own_code import accumulating, copied, own_arguments, own_code, own_names, shown
+from oom_magic.explain.remedies.own_code.loops import accumulating, copied, own_arguments, own_code, own_names, shown
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Variation
 from oom_magic.explain.remedies.size_parameters import find_size_parameters
 from oom_magic.predict.session import DrySession
@@ -147,7 +147,7 @@ def test_a_function_of_an_earlier_cell_is_shown_whole_unless_it_is_long():
         rehearsal = CellRehearsal(execute, tree, names)
         rehearsal.parameters["batch"] = find_size_parameters(tree, names, "batch", 6)[0]
         code = as_since_3_11(rehearsal.own_code("smaller_batch", VALUES))
-        assert code.startswith(head) and code.endswith("\n\nBATCH = 2")
+        assert code.startswith(f"BATCH = 2\n\n{head}")
 
 
 def test_the_loop_that_a_function_of_the_users_runs_is_shown_under_its_name(tmp_path, monkeypatch):
@@ -162,7 +162,7 @@ def test_the_loop_that_a_function_of_the_users_runs_is_shown_under_its_name(tmp_
     rehearsal.parameters["batch"] = find_size_parameters(tree, names, "batch", 6)[0]
     code = as_since_3_11(rehearsal.own_code("smaller_batch", VALUES))
     head = "# in epoch:\naccumulation = 3\nfor number, (images, labels) in enumerate(self.loader, 1):"
-    assert code.startswith(head) and "/ accumulation).backward()" in code and code.endswith("\n\nBATCH = 2")
+    assert code.startswith(f"BATCH = 2\n\n{head}") and "/ accumulation).backward()" in code
 
 
 ACCUMULATING = """
@@ -312,6 +312,27 @@ def test_what_evaluates_goes_under_no_grad():
     assert code == "with torch.no_grad():\n    result = score(data)"
 
 
+@pytest.mark.parametrize("place", ["", ".net"])
+def test_a_loss_in_chunks_is_the_same_loss(place):
+    """Whatever calls the model, also when the code is run again, and in an evaluation, which gets its logits."""
+    transformers = pytest.importorskip("transformers")
+    options = {"attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0, "bos_token_id": 0, "eos_token_id": 0}
+    config = transformers.GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=64, **options)
+    made = transformers.GPT2LMHeadModel(config)
+    model = torch.nn.ModuleDict({"net": made}) if place else made
+    ids = torch.randint(0, 64, (3, 20))
+    labels = ids.masked_fill(ids < 9, -100)
+    before = made(input_ids=ids, labels=labels).loss
+    code, _ = code_for("chunked_loss", "plain", own_names(ast.parse("fit(model)"), {"model": model}))
+    assert f"language_model = model{place}\n" in code
+    for _ in range(2):
+        exec(code.replace("1024", "16"), {"torch": torch, "model": model})
+    after = made(input_ids=ids, labels=labels)
+    assert after.loss.item() == pytest.approx(before.item(), rel=1e-5) and after.logits.shape[-1] == 16
+    with torch.no_grad():
+        assert made(input_ids=ids, labels=labels).logits.shape[-1] == 64
+
+
 def test_code_of_the_model_is_shown_only_where_the_cell_shows_the_model():
     tree = ast.parse("fit()")
     hidden = CellRehearsal(lambda *_: None, tree, {})
@@ -391,7 +412,7 @@ def test_the_users_own_arguments_are_rewritten():
 @pytest.mark.parametrize("key", sorted({key for codes in STYLES.values() for key in codes}))
 def test_all_code_to_paste_is_python(key):
     values = {"rank": 8, "dtype": "fp16", "after": 2, "accumulation": 4, "name": "b", "gpus": 2, "names": "old",
-              "fixed": "a", "code": "b", "map": {"": 0}, "plugin": "fsdp_version=2", "config": {"version": 2}}  # fmt: skip
+              "pairs": "a\n# instead of b", "map": {"": 0}, "plugin": "fsdp_version=2", "config": {"version": 2}}  # fmt: skip
     for style in ("plain", "trainer", "accelerate"):
         code, _ = code_for(key, style, values)
         lines = [line for line in code.splitlines() if not line.startswith(("%", "accelerate launch"))]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import copy
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
@@ -16,6 +18,60 @@ def test_sizes_in_settings_within_settings_and_computed_ones_are_found():
     names = {"cfg": {"train": {"batch_size": 8}}, "run": SimpleNamespace(args=SimpleNamespace(bs=8))}
     found = find_size_parameters(ast.parse("batch = 2**3"), names, "batch", 8)
     assert {one.label for one in found} == {"batch", "cfg['train']['batch_size']", "run.args.bs"}
+
+
+def test_a_loader_that_an_object_made_is_found():
+    """A trainer of the user's makes it with the batch size of then, which it also keeps: that sets nothing any more."""
+    loader = torch.utils.data.DataLoader(torch.zeros(64, 4), batch_size=8)
+    names = {"trainer": SimpleNamespace(batch_size=8, loaders={"train": loader})}
+    found = find_size_parameters(ast.parse("trainer.fit()"), names, "batch", 8)
+    targets = ["trainer.batch_size", "trainer.loaders['train'].batch_sampler.batch_size"]
+    assert sorted(one.target for one in found) == targets
+    with found[[one.target for one in found].index(targets[1])].override(ast.parse(""), names, 2):
+        assert next(iter(loader)).shape == (2, 4)
+
+
+def fit(net, inputs, goals, losses, steps=2):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(steps):
+        net.train()
+        loss = ((net(inputs) - goals) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+
+CLOSURE = """
+optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
+def closure():
+    optimizer.zero_grad()
+    loss = ((net(data) - labels) ** 2).mean()
+    loss.backward()
+    return loss
+losses.extend(optimizer.step(closure).item() for _ in range(2))
+"""
+
+
+@pytest.mark.parametrize("cell", ["fit(net, data, labels, losses)", CLOSURE])
+def test_a_whole_data_set_is_trained_on_in_parts(cell: str):
+    """The code that is shown has the gradients of all parts in each step: its losses are the same."""
+    net, data, labels = torch.nn.Linear(4, 2), torch.rand(64, 4), torch.rand(64, 2)
+    names = {"torch": torch, "net": net, "data": data, "labels": labels, "losses": [], "fit": fit}
+    rehearsal = CellRehearsal(lambda code, seen: exec(compile(code, "<cell>", "exec"), seen), ast.parse(cell), names)
+    rehearsal.begin((), 0)
+    rehearsal.run(Variation(sizes={"batch": 16}))
+    code = rehearsal.own_code("smaller_batch", {"after": 16, "accumulation": 4})
+    assert "_part in zip(" in code and names["data"] is data
+
+    def losses(text: str) -> list[float]:
+        seen = {**names, "net": copy.deepcopy(net), "losses": []}
+        exec(compile(text, "<cell>", "exec"), seen)
+        return seen["losses"]
+
+    in_parts = f"{code}\n{cell}" if cell.startswith("fit") else f"{code}\n{CLOSURE.splitlines()[-1]}"
+    in_parts = in_parts if cell.startswith("fit") else f"{CLOSURE.splitlines()[1]}\n{in_parts}"
+    assert losses(in_parts) == pytest.approx(losses(cell))
 
 
 def test_a_whole_data_set_is_evaluated_in_parts():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from oom_magic.explain.evidence.causes import Evidence
+from oom_magic.explain.evidence.causes import Cause, Evidence
 from oom_magic.explain.live.holders import earlier_bytes
 from oom_magic.explain.live.refinement import refine_with_remedy, without_fragmentation, without_held
 from oom_magic.explain.remedies.code import RELEASE, read_before_bound
@@ -48,6 +48,7 @@ _FITS = Evidence("reason_fits_as_it_is")
 NOT_ASKED = Evidence("reason_fast")
 _NOT_YET = Evidence("reason_not_yet")
 _NOTHING_SAVES = Evidence("reason_nothing_saves")
+_NOT_REWRITTEN = Evidence("reason_not_rewritten")
 
 
 def before_evaluation(diagnosis: Diagnosis) -> Diagnosis:
@@ -63,6 +64,7 @@ def advise(
     memory: int | None = None,
     device: Device | None = None,
     names_left: Callable[[], Collection[str]] = tuple,
+    emptied: str = "",
 ) -> Iterator[Diagnosis]:
     """The diagnosis with a ranked list of remedies, yielded again as each rehearsal adds one.
 
@@ -70,6 +72,7 @@ def advise(
     ``memory``: the card's bytes, if it is not certain that the message is about this card.
     ``device``: the real card that the run failed on.
     ``names_left``: finds the variables with which the failed run still holds memory; no rehearsal begins with it.
+    ``emptied``: the line that takes what grew in the loop back to what it was, or "".
     If the run cannot be rehearsed, the remedies are only named, with the reason.
     """
     situation = situation_of(diagnosis, gpu, report, memory, device)
@@ -77,13 +80,14 @@ def advise(
     is_room_taken = sum(in_errors) >= _LEAST_SHARE * situation.usable_bytes
     for advised in _advised(diagnosis, rehearsal, situation):
         left = names_left()
-        if is_room_taken or left:
-            advised = replace(advised, remedies=tuple(_released_first(one, left) for one in advised.remedies))
+        if is_room_taken or left or emptied:
+            released = (_released_first(one, left, emptied) for one in advised.remedies)
+            advised = replace(advised, remedies=tuple(released))
         yield advised
 
 
-def _released_first(remedy: Remedy, left: Collection[str]) -> Remedy:
-    """The remedy with a line that first releases what errors and the names ``left`` still hold in this kernel.
+def _released_first(remedy: Remedy, left: Collection[str], emptied: str) -> Remedy:
+    """The remedy with a line that first releases what errors, the names ``left`` and what grew still hold.
 
     Names that the remedy's code reads are not released.
     """
@@ -94,6 +98,7 @@ def _released_first(remedy: Remedy, left: Collection[str]) -> Remedy:
     read = () if is_of_cell else read_before_bound(ast.parse("\n".join(lines)))
     names = [name for name in left if name not in read]
     release = f"{RELEASE} --names {' '.join(names)}" if names else RELEASE
+    release = f"{emptied}\n{release}" if emptied else release
     is_there = RELEASE in remedy.code
     code = "\n".join(release if line == RELEASE else line for line in remedy.code.splitlines())
     return replace(remedy, code=code if is_there else f"{release}\n{code}")
@@ -107,6 +112,10 @@ def _advised(diagnosis: Diagnosis, rehearsal: Rehearsal, situation: Situation) -
         yield replace(diagnosis, remedies=unpriced_remedies(diagnosis, error.reason))
         return
     diagnosis = _rehearsed(diagnosis, evaluator, situation)
+    growth = diagnosis.growth
+    if growth is not None and not growth.fixed and diagnosis.cause is Cause.LEAK_OR_RETAINED_REFERENCE:
+        yield replace(diagnosis, remedies=unpriced_remedies(diagnosis, _NOT_REWRITTEN))  # others only delay it
+        return
     if evaluator.fits:
         yield diagnosis
     found: list[Remedy] = []
@@ -151,7 +160,8 @@ def _rehearsed(diagnosis: Diagnosis, evaluator: RemedyEvaluator, situation: Situ
     steps = {"num_steps": evaluator.steps_left_after} if evaluator.steps_left_after else {}
     if evaluator.fits:
         sizes = {"needed_bytes": evaluator.needed_bytes, "usable_bytes": situation.usable_bytes}
-        fits = Evidence("first_steps_fit" if steps else "rehearsal_fits", {**sizes, **steps})
+        key = "grows_later" if situation.is_leaking else "first_steps_fit"
+        fits = Evidence(key if steps else "rehearsal_fits", {**sizes, **steps})
         is_told = held_only > 0  # what held memory when the run failed is known
         evidence = diagnosis.evidence if is_told else (*diagnosis.evidence, fits)
         return replace(diagnosis, evidence=evidence, remedies=unpriced_remedies(diagnosis, _FITS))

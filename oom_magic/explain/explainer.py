@@ -7,7 +7,7 @@ the cause is judged (``evidence.judging``) and refined by the findings.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from oom_magic.explain.evidence.tensors import (
     preset_dims,
     run_in_text,
 )
-from oom_magic.explain.live.growth import find_growing_containers
+from oom_magic.explain.live.growth import find_growing_containers, with_newest
 from oom_magic.explain.live.holders import data_sets_on_device, earlier_bytes, find_holders
 from oom_magic.explain.live.later_backward import calls_are_of_one_graph
 from oom_magic.explain.live.location import UNKNOWN_LOCATION, FailureLocation, locate_failure
@@ -151,6 +151,7 @@ class Explainer:
     ``setup``, ``lang``, ``report``: as in ``explain``.
     ``names``: the notebook's variables, as dry-run cells see them; ``locate`` finds the storages of their tensors.
     ``released``: who holds memory, as ``release(dry_run=True)`` returns it.
+    ``find_rows``: how many rows the tensor of a variable had when the cell began (0: none, or unknown).
     """
 
     setup: Dims | TrainingSetup | None = None
@@ -159,6 +160,7 @@ class Explainer:
     names: Mapping[str, Any] | None = None
     released: Released | None = None
     locate: Locate | None = None
+    find_rows: Callable[[str], int] = lambda _: 0
 
     def diagnose(self, problem: BaseException | str | Path | None) -> Diagnosis:
         """The diagnosis, with remedies that are named but not evaluated. Raises as ``explain``."""
@@ -185,11 +187,12 @@ class Explainer:
         holders, evidence = find_holders(self.released, self.report, main, error, self.names)
         if main is None or not main.is_oom:
             return _Findings(holders=holders, about_holders=evidence)
-        growth = find_growing_containers(error, self.names, self.locate, main)
+        growth = with_newest(find_growing_containers(error, self.names, self.locate, main), self.find_rows)
         models = preset_dims()
         run = {**run_in_text(reading.text, models), **_training_method(clues)} if self.setup is None else {}
         location = locate_failure(error, self.report, main, clues.phase, self.names)
-        tensor = _choose_tensors(main, *self._suggested_tensors(main, dims_of_run(run, models)), location, clues)
+        suggested = self._suggested_tensors(main, dims_of_run(run, models))
+        tensor = _choose_tensors(main, *suggested, location, clues, error is not None)
         return _Findings(run, location, tensor, growth, holders, evidence, calls_are_of_one_graph(error))
 
     def _suggested_tensors(self, failure: Failure, dims: Dims) -> tuple[TensorAnswer, bool]:
@@ -256,10 +259,15 @@ def _training_method(clues: Clues) -> dict[str, int | str]:
 
 
 def _choose_tensors(
-    failure: Failure, suggested: TensorAnswer, has_dims: bool, location: FailureLocation, clues: Clues
+    failure: Failure,
+    suggested: TensorAnswer,
+    has_dims: bool,
+    location: FailureLocation,
+    clues: Clues,
+    is_live: bool,
 ) -> TensorAnswer:
     """The requested tensor's candidates: from frames or report if possible, else those that the message suggests."""
-    if failure.shape is None and not _may_be_of_language_model(failure, clues, has_dims):
+    if failure.shape is None and not _may_be_of_language_model(failure, clues, has_dims, is_live):
         suggested = TensorAnswer(note="tensor_unknown_model" if failure.requested_bytes else suggested.note)
     best_fit = max((one.fit for one in suggested.candidates), default=0)
     least_fit = max(best_fit * _LEAST_FIT_OF_BEST, _LEAST_FIT if has_dims else _LEAST_FIT_WITHOUT_MODEL)
@@ -284,12 +292,12 @@ def _is_plausible(candidate: TensorCandidate, clues: Clues) -> bool:
     return candidate.name != "attention_scores" or not is_fused or clues.tensor == "attention_scores"
 
 
-def _may_be_of_language_model(failure: Failure, clues: Clues, has_dims: bool) -> bool:
+def _may_be_of_language_model(failure: Failure, clues: Clues, has_dims: bool, is_live: bool) -> bool:
     """Whether the requested tensor can be a language model's: one that PyTorch allocates, and no convolution.
 
-    If an author describes a run without sizes, something in the text must show that it is about tokens.
+    If a run failed here, or an author describes one without sizes, something must show that it is about tokens.
     """
-    is_described = clues.has_prose or "trains" in clues.run.told
+    is_described = is_live or clues.has_prose or "trains" in clues.run.told
     if is_described and not (has_dims or clues.frameworks or "attends" in clues.run.told):
         return False
     if "of_latents" in clues.run.told:

@@ -75,7 +75,7 @@ class Parts:
 
     def share(self, num_bytes: int) -> str:
         """Text such as ``"12.5 %"``."""
-        return f"{100 * num_bytes / self.whole_bytes:.1f} %"
+        return f"{round(100 * num_bytes / self.whole_bytes, 1) + 0:.1f} %"  # 0.0 is no negative number
 
 
 @dataclass(frozen=True, slots=True)

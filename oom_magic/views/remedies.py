@@ -41,7 +41,7 @@ def best_remedy(remedies: Sequence[Remedy], lang: Language) -> str:
         if not best.saving_bytes or best.needed_bytes is None:
             return translate("best_makes_room", lang, text=wording.of(best))
         sizes = {"needed_bytes": best.needed_bytes, "saving_bytes": best.saving_bytes}
-        verdict = translate(f"verdict_{best.verdict or 'fits'}", lang)
+        verdict = translate("is_in_danger" if best.verdict == "danger" else f"verdict_{best.verdict or 'fits'}", lang)
         return translate("best_rehearsed", lang, text=wording.of(best), verdict=verdict, **sizes)
     rehearsed = [one for one in remedies if one.fits is not None and not one.is_bought]
     saving = max(rehearsed, key=lambda one: one.saving_bytes or 0, default=None)
@@ -124,8 +124,9 @@ def _command(run: Mapping[str, int | str]) -> str:
 
 
 def _is_worthwhile(remedy: Remedy) -> bool:
-    """Whether its code is worth showing: it fits, saves memory, or no run could price it."""
-    return bool(remedy.fits) or (remedy.saving_bytes or 0) > 0 or _is_only_named(remedy)
+    """Whether its code is worth showing: it fits, saves memory, no run could price it, or it mends the loop."""
+    is_mended = "line" in remedy.values
+    return bool(remedy.fits) or (remedy.saving_bytes or 0) > 0 or _is_only_named(remedy) or is_mended
 
 
 def _is_only_named(remedy: Remedy) -> bool:

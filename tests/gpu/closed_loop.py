@@ -24,6 +24,7 @@ from typing import Any
 
 import further_notebooks  # noqa: F401 - its notebooks, too
 import habit_notebooks  # noqa: F401 - its notebooks, too
+import hidden_notebooks  # noqa: F401 - its notebooks, too
 import library_notebooks  # noqa: F401 - its notebooks, too
 import longer_notebooks  # noqa: F401 - its notebooks, too
 import summing_notebooks  # noqa: F401 - its notebooks, too

@@ -24,6 +24,8 @@ from notebook_cases import CARD_MIB, Notebook
 from oom_magic.predict.session import DrySession
 from oom_magic.predict.silence import silenced
 
+# Code over what it stands for: one statement, or those from one to another.
+_PAIR = re.compile(r"((?:(?!#).*\n)+)# instead of (.+?)(?: \.\.\. (.+))?\n")
 # What is written behind the making of model and optimizer: the price is of both made anew.
 LOADED_SO = frozenset({"lora", "qlora", "half_weights"})
 
@@ -31,9 +33,8 @@ LOADED_SO = frozenset({"lora", "qlora", "half_weights"})
 def pasted(cells: list[str], code: str) -> list[str]:
     """The cells with the statements of ``code`` in place of those that do the same, or in the last cell, behind what they use."""
     trees = [ast.parse(cell) for cell in cells]
-    if (whole := re.search(r"^# instead of (.+?)(?: \.\.\. (.+))?$", code, re.MULTILINE)) and _exchanged(
-        trees, whole, code
-    ):
+    pairs = _PAIR.findall(f"{code}\n")
+    if pairs and all(_exchanged(trees, first, last, new) for new, first, last in pairs):
         return [ast.unparse(ast.fix_missing_locations(tree)) for tree in trees]
     added: list[ast.stmt] = []
     for statement in ast.parse(code).body:
@@ -51,14 +52,15 @@ def pasted(cells: list[str], code: str) -> list[str]:
     return [ast.unparse(ast.fix_missing_locations(tree)) for tree in trees]
 
 
-def _exchanged(trees: list[ast.Module], told: re.Match[str], code: str) -> bool:
-    """Put ``code`` in place of the statement, or of those from one to another, that it tells; whether they are there."""
+def _exchanged(trees: list[ast.Module], first: str, last: str, code: str) -> bool:
+    """Put ``code`` in place of the statement ``first``, or of those to ``last``; whether they are there."""
     bodies = (getattr(node, "body", None) for tree in reversed(trees) for node in ast.walk(tree))
     for body in (one for one in bodies if isinstance(one, list)):
         texts = [ast.unparse(one) for one in body]
-        starts = [at for at, text in enumerate(texts) if text.splitlines()[0] == told[1]]
-        last = told[2] or told[1]
-        end = next((at for at, text in enumerate(texts) if starts and at >= starts[0] and text == last), None)
+        starts = [at for at, text in enumerate(texts) if text.splitlines()[0] == first]
+        end = next(
+            (at for at, text in enumerate(texts) if starts and at >= starts[0] and text == (last or first)), None
+        )
         if end is not None:
             body[starts[0] : end + 1] = ast.parse(code).body
             return True

@@ -16,6 +16,7 @@ from typing import Any
 
 import further_notebooks  # noqa: F401 - its notebooks, too
 import habit_notebooks  # noqa: F401 - its notebooks, too
+import hidden_notebooks  # noqa: F401 - its notebooks, too
 import library_notebooks  # noqa: F401 - its notebooks, too
 import longer_notebooks  # noqa: F401 - its notebooks, too
 import pytest
@@ -27,9 +28,9 @@ from notebook_cases import CARD_MIB
 pytestmark = pytest.mark.gpu
 HERE = Path(__file__).parent
 # One of each kind; each notebook takes a minute, --slow runs all.
-QUICK = ("leak", "collected outputs", "two models", "class that trains")
-# What a pretend card cannot show: another program, an empty cell.
-REAL = ("another process", "two models")
+QUICK = ("leak", "collected outputs", "two models", "class that trains", "queue of keys")
+# What a pretend card cannot show: another program, an empty cell, how long a queue was before.
+REAL = ("another process", "two models", "queue of keys")
 
 
 def _notebooks(quick: Collection[str], but: Collection[str] = ()) -> list[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from oom_magic.explain.live.called import NOTHING, object_of
 from oom_magic.explain.live.later_backward import Path, is_backward, path_to
-from oom_magic.explain.remedies.own_code import copied, is_stored
+from oom_magic.explain.remedies.own_code.loops import copied, is_stored
 
 _Places = list[tuple[list[ast.stmt], ast.stmt]]  # statements, each with the block that it is in
 _AS_LONG = ("enumerate", "tqdm", "list", "tuple", "sorted", "reversed")  # as their first argument

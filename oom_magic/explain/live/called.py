@@ -27,6 +27,7 @@ NOTHING = object()
 class Called:
     """A function of the user's: its definition, and the names that it sees outside its body, its object included."""
 
+    function: FunctionType
     definition: ast.FunctionDef | ast.AsyncFunctionDef
     file: str
     names: dict[str, Any]
@@ -40,14 +41,14 @@ def called_in(loop: ast.AST, names: Mapping[str, Any]) -> Iterator[Called]:
         tree, known = waiting.pop(0)
         for function, owner in _run_in(tree, known):
             code = function.__code__
-            if (code, id(owner)) in seen or not is_users_file(code.co_filename):
+            if (id(function), id(owner)) in seen or not is_users_file(code.co_filename):
                 continue
-            seen.add((code, id(owner)))
+            seen.add((id(function), id(owner)))
             definition = _definition(function)
             if definition is not None:
                 outside = _names_outside(function, owner)
                 waiting.append((definition, outside))
-                yield Called(definition, code.co_filename, outside)
+                yield Called(function, definition, code.co_filename, outside)
 
 
 def _run_in(tree: ast.AST, names: Mapping[str, Any]) -> Iterator[tuple[FunctionType, Any]]:
@@ -57,7 +58,8 @@ def _run_in(tree: ast.AST, names: Mapping[str, Any]) -> Iterator[tuple[FunctionT
 
 
 def object_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """The object of a dotted name, or of an entry of a dictionary or list; ``NOTHING`` where it is not known.
+    """The object of a dotted name, or of an entry of a dictionary or list, also by ``get`` and ``setdefault``;
+    ``NOTHING`` where it is not known.
 
     Methods are bound.
     """
@@ -65,6 +67,9 @@ def object_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
         return names.get(node.id, NOTHING)
     if isinstance(node, ast.Subscript):
         return _entry(object_of(node.value, names), node.slice, names)
+    match node:
+        case ast.Call(func=ast.Attribute(value=container, attr="setdefault" | "get"), args=[key, *_]):
+            return _entry(object_of(container, names), key, names)
     if not isinstance(node, ast.Attribute):
         return NOTHING
     owner = object_of(node.value, names)

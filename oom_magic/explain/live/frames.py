@@ -20,7 +20,7 @@ from traceback import format_exception_only
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
-from oom_magic.explain.remedies.own_code import is_module
+from oom_magic.explain.remedies.own_code.loops import is_module
 from oom_magic.measure.history.frames import source_line
 from oom_magic.predict.shape_inference import (
     Output,

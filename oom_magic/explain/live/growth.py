@@ -5,22 +5,30 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.live.backward_in_turns import InTurns, in_turns
 from oom_magic.explain.live.called import NOTHING, called_in, object_of
-from oom_magic.explain.live.later_backward import MODULE_CALL, carried_names, is_walked_back_later
+from oom_magic.explain.live.fixed_lines import (
+    added_by,
+    cut_off,
+    fixed_line,
+    is_tensor,
+    joined_on_host,
+    last_entry,
+    names_itself,
+    newest_of,
+)
+from oom_magic.explain.live.later_backward import MODULE_CALL, carried_names, is_backward, is_walked_back_later
 from oom_magic.explain.live.read_back import moved_back
-from oom_magic.explain.remedies.own_code import copied, is_stored
+from oom_magic.explain.remedies.own_code.loops import is_stored
 from oom_magic.user_code import is_users_file
 
 if TYPE_CHECKING:
     from oom_magic.explain.messages.failure import Failure
-    from oom_magic.measure.holders.inventory import HolderSize
     from oom_magic.measure.holders.reach import Locate
 
 _ADDING = ("append", "extend", "add", "insert", "appendleft")
@@ -38,8 +46,9 @@ class Growth:
 
     ``code`` at ``place`` makes it grow; ``fixed`` is that line so that it keeps numbers, or tensors on the host (""
     where no such line is known). ``has_graph``: what it keeps holds the graphs of the steps. ``is_joined``: each turn
-    makes it again from itself. ``remedy`` is what the fixed line does: "detach", "keep_on_host", or "backward_each"
-    where the sum of losses was to be walked back. ``are_entries``: not tensors are counted, but entries that hold some,
+    makes it again from itself; ``is_inherent``: and reads it, as generated text is. ``remedy`` is what the fixed line
+    does: "detach", "keep_on_host", "keep_newest" of a queue that training reads, or "backward_each" where the sum of
+    losses was to be walked back. ``are_entries``: not tensors are counted, but entries that hold some,
     such as models. ``is_of_one_step``: one backward begins from all of it. ``beside`` is what else the loop collects in
     that way: fixed alone, the other would keep the graphs, and what is collected together is compared later, so all of
     it goes to the host or none. ``reads`` are the lines of the loop that read what is kept on the host, each with what
@@ -54,6 +63,7 @@ class Growth:
     num_bytes: int
     has_graph: bool
     is_joined: bool = False
+    is_inherent: bool = False
     fixed: str = ""
     remedy: str = "detach"
     are_entries: bool = False
@@ -72,10 +82,12 @@ class Growth:
 
     @property
     def lines(self) -> Mapping[str, str]:
-        """``code`` and ``fixed`` of all lines that are fixed together; ``line``: what to show of them in a sentence."""
-        codes = (f"{one.splitlines()[0]} ... {one.splitlines()[-1]}" if "\n" in one else one for one in self.fixes)
-        fixed = "; ".join(self.fixes.values())
-        return {"code": "; ".join(codes), "fixed": fixed, "line": self.turn or fixed}
+        """What to show of the fixed lines: ``fixed`` and ``line`` in a sentence; ``pairs`` as code, each of them over
+        what it stands for."""
+        fixed = "; ".join(one.fixed for one in (self, *self.beside))
+        heads = ((f"{old.splitlines()[0]} ... {old.splitlines()[-1]}" if "\n" in old else old) for old in self.fixes)
+        pairs = (f"{new}\n# instead of {old}" for old, new in zip(heads, self.fixes.values(), strict=True))
+        return {"fixed": fixed, "line": self.turn or fixed, "pairs": "\n\n".join(pairs)}
 
 
 def find_growing_containers(
@@ -173,6 +185,12 @@ def _of_one_step(
     return _by_turns(growth, turns)
 
 
+def with_newest(growth: Growth | None, find_rows: Callable[[str], int]) -> Growth | None:
+    """The growth of a queue with the line that keeps as many rows as it had when the cell began, where it had some."""
+    rows = find_rows(growth.name) if growth is not None and growth.remedy == "keep_newest" else 0
+    return replace(growth, fixed=newest_of(growth.code, growth.name, rows)) if growth is not None and rows else growth
+
+
 def _by_turns(growth: Growth, turns: InTurns) -> Growth:
     rewritten = replace(growth, fixed=turns.after, run=turns.before, turn=turns.backward)
     return replace(rewritten, remedy="backward_each", is_of_one_step=True)
@@ -202,7 +220,7 @@ def _in_comprehension(error: BaseException, names: Mapping[str, Any]) -> Growth 
 def _have_graph(values: Iterable[Any]) -> bool:
     """Whether a tensor among values, or in tuples and lists of them, has a graph."""
     return any(
-        value.grad_fn is not None if _is_tensor(value) else isinstance(value, (tuple, list)) and _have_graph(value)
+        value.grad_fn is not None if is_tensor(value) else isinstance(value, (tuple, list)) and _have_graph(value)
         for value in values
     )
 
@@ -250,34 +268,48 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
     from oom_magic.measure.history.frames import source_line
     from oom_magic.measure.holders.inventory import measure_holder  # loads torch
 
-    holder = measure_holder(value, locate, names.values())
+    whole = _whole(grown)
+    holder = measure_holder(object_of(whole, names), locate, names.values())
     is_sum = isinstance(statement, ast.AugAssign) or getattr(statement, "targets", [None])[0] is grown
     number = holder.num_tensors or holder.num_entries
-    if _is_tensor(value) and isinstance(_first_target(statement), ast.Subscript) and not holder.has_graph:
+    if is_tensor(value) and isinstance(_first_target(statement), ast.Subscript) and not holder.has_graph:
         return None  # a tensor's entries are there before they are set
     if not number or ((is_sum or carried) and not (holder.has_graph or _is_joined(statement))):
         return None  # a running sum of numbers takes no device memory
     line = source_line(file, statement.lineno)
     name = ast.unparse(grown)
     remedy = "detach" if holder.has_graph else "keep_on_host"
-    fixed = _cut(statement, name, value) if carried else _fixed(statement, holder, names, value)
-    if ".load_state_dict(" in fixed or _holds_modules(_last(value)):
+    fixed = cut_off(statement, name, value) if carried else fixed_line(statement, holder, names, value)
+    if ".load_state_dict(" in fixed or _holds_modules(last_entry(value)):
         remedy = "keep_on_host"
     if is_sum and f"{name}.backward(" in ast.unparse(loop):
-        added = _added(statement)
+        added = added_by(statement)
         remedy, fixed = "backward_each", f"{ast.unparse(added)}.backward()" if added is not None else ""
-    return Growth(
-        name,
+    growth = Growth(
+        ast.unparse(whole),
         ast.unparse(statement),
         f"{line.file.rpartition('/')[2]}:{line.line}",
         number,
         holder.num_bytes,
         holder.has_graph,
         _is_joined(statement),
-        fixed,
-        remedy,
+        fixed=fixed,
+        remedy=remedy,
         are_entries=not holder.num_tensors,
     )
+    return _joined(growth, statement, loop) if growth.is_joined else growth
+
+
+def _joined(growth: Growth, statement: ast.stmt, loop: ast.stmt) -> Growth:
+    """What is joined with itself is collected where the loop does not read it, and is a queue where a training does."""
+    assert isinstance(statement, ast.Assign), "joined"
+    inside = {id(node) for node in ast.walk(statement)}
+    others = [node for node in ast.walk(loop) if isinstance(node, (ast.Name, ast.Attribute)) and id(node) not in inside]
+    is_read = any(ast.unparse(node) == growth.name and isinstance(node.ctx, ast.Load) for node in others)
+    if not is_read:
+        return replace(growth, fixed=joined_on_host(statement, growth.has_graph), remedy="keep_on_host")
+    is_queue = any(map(is_backward, ast.walk(loop))) and not growth.has_graph
+    return replace(growth, remedy="keep_newest") if is_queue else replace(growth, is_inherent=True)
 
 
 def _carried(statement: ast.stmt, loop: ast.stmt) -> ast.expr | None:
@@ -296,17 +328,6 @@ def _carried(statement: ast.stmt, loop: ast.stmt) -> ast.expr | None:
     return None
 
 
-def _cut(statement: ast.stmt, name: str, value: Any) -> str:
-    """The statement with the state cut off from the turn before, whose first one may be None."""
-    new = copied(statement)
-    given = f"{name}.detach()" if _is_tensor(value) else f"[one.detach() for one in {name}]"
-    call: Any = vars(new)["value"]
-    for at, one in enumerate(call.args):
-        if ast.unparse(one) == name:
-            call.args[at] = ast.parse(f"{name} if {name} is None else {given}", mode="eval").body
-    return ast.unparse(new)
-
-
 def _grown(statement: ast.stmt) -> ast.expr | None:
     """What a statement adds to: a container, a sum, or what is put together with itself."""
     match statement:
@@ -318,8 +339,18 @@ def _grown(statement: ast.stmt) -> ast.expr | None:
             return owner
         case ast.Assign(targets=[ast.Name() | ast.Attribute() | ast.Subscript() as target], value=value):
             is_sum = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)
-            return target if (is_sum or _is_joined(statement)) and _names(target, value) else None
+            return target if (is_sum or _is_joined(statement)) and names_itself(target, value) else None
     return None
+
+
+def _whole(grown: ast.expr) -> ast.expr:
+    """The container of what is reached by a key: ``kept`` of ``kept[name]`` and of ``kept.setdefault(name, [])``."""
+    match grown:
+        case ast.Subscript(value=owner, slice=key) if not isinstance(key, ast.Constant):
+            return _whole(owner)
+        case ast.Call(func=ast.Attribute(value=owner, attr="setdefault" | "get")):
+            return _whole(owner)
+    return grown
 
 
 def _first_target(statement: ast.stmt) -> ast.expr | None:
@@ -332,133 +363,7 @@ def _is_joined(statement: ast.stmt) -> bool:
     return is_call and ast.unparse(value.func).rpartition(".")[2] in _JOINING  # type: ignore[union-attr]
 
 
-def _names(target: ast.expr, value: ast.expr) -> bool:
-    text = ast.unparse(target)
-    places = (ast.Name, ast.Attribute, ast.Subscript)
-    return any(ast.unparse(node) == text for node in ast.walk(value) if isinstance(node, places))
-
-
-def _added(statement: ast.stmt) -> ast.expr | None:
-    """The expression that a statement adds to a container or a sum."""
-    match statement:
-        case ast.Expr(value=ast.Call(args=[*_, added])):
-            return added
-        case ast.AugAssign(value=added):
-            return added
-        case ast.Assign(targets=[target], value=ast.BinOp(left=left, right=right) as added) if _names(target, added):
-            return right if _names(target, left) else left
-        case ast.Assign(targets=[ast.Subscript()], value=added):
-            return added
-    return None
-
-
-def _fixed(statement: ast.stmt, holder: HolderSize, names: Mapping[str, Any], value: Any) -> str:
-    """The statement with what it adds to ``value`` as a number, or without its graph and on the host; "" if it is not
-    clear how."""
-    ending = "item()" if holder.are_numbers and holder.has_graph else "detach().cpu()" if holder.has_graph else "cpu()"
-    added = _added(statement)
-    last = _last(value)
-    last = [last] if ast.unparse(statement).partition("(")[0].endswith(".extend") else last
-    ended = None if added is None else _ended(added, ending, names, last)
-    if added is None or ended is None:
-        return ""
-    text, whole = ast.unparse(added), ast.unparse(statement)
-    at = whole.rindex(text)
-    kept = _optimizers_in(added, last) if ".cpu()" in ended else ()
-    following = (f"; {one}.load_state_dict({one}.state_dict())" for one in kept)  # states go where parameters are
-    return "".join([whole[:at], ended, whole[at + len(text) :], *following])
-
-
-def _optimizers_in(added: ast.expr, value: Any) -> Iterator[str]:
-    """The names of the optimizers in the entry that a tuple, a list or a dictionary makes."""
-    parts = added.values if isinstance(added, ast.Dict) else getattr(added, "elts", [])
-    for part, made in zip(parts, _made_of(parts, {}, value), strict=True):
-        if isinstance(part, ast.Name) and isinstance(made, sys.modules["torch"].optim.Optimizer):
-            yield part.id
-
-
-def _last(container: Any) -> Any:
-    """The last entry of a list or a dictionary; None for other objects."""
-    entries = list(dict.values(container)) if isinstance(container, dict) else container
-    return entries[-1] if isinstance(entries, (list, deque)) and entries else None
-
-
-def _of_each(node: ast.expr, ending: str, value: Any) -> str | None:
-    """The code of an expression that makes ``value``, a tuple, a list or a dictionary, with ``ending`` behind each
-    tensor in it; None of any other."""
-    if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)) or "state_dict" in _calls(node):
-        return None
-    text = ast.unparse(node)
-    if isinstance(value, dict) and any(map(_is_tensor, dict.values(value))):
-        others = "" if all(map(_is_tensor, dict.values(value))) else ' if hasattr(value, "cpu")'
-        return f"{{key: value.{ending} for key, value in {text}.items(){others}}}"
-    if isinstance(value, (tuple, list)) and value and all(_is_movable(one, ending) for one in value):
-        each = f"one.{ending} for one in {text}"
-        if isinstance(node, ast.Call) and hasattr(type(value), "_fields"):  # of a namedtuple, by its name
-            return f"{ast.unparse(node.func)}._make({each})"
-        return f"[{each}]"
-    if isinstance(value, (tuple, list)) and all(_is_movable(one, ending) or _is_plain(one) for one in value):
-        return f'[one.{ending} if hasattr(one, "cpu") else one for one in {text}]'
-    return None
-
-
-def _ended(node: ast.expr, ending: str, names: Mapping[str, Any], value: Any = None) -> str | None:
-    """The code of an expression that made ``value``, with ``ending`` behind each tensor in it; None where it is not
-    seen which those are."""
-    if not (_is_movable(value, ending) or value is None or isinstance(value, (tuple, list, dict))):
-        return None
-    match node:
-        case ast.Call() if "state_dict" in (calls := _calls(node)) and set(calls) <= {"state_dict", "deepcopy", "copy"}:
-            innermost = next(one for one in ast.walk(node) if _calls(one)[:1] == ["state_dict"])
-            return f"{{key: value.{ending} for key, value in {ast.unparse(innermost)}.items()}}"
-        case ast.Name() | ast.Attribute() | ast.Subscript() | ast.Call():
-            return _of_each(node, ending, value) or f"{ast.unparse(node)}.{ending}"
-        case ast.DictComp(value=part) | ast.ListComp(elt=part):
-            inner = _ended(part, ending, names)
-            whole, text = ast.unparse(node), ast.unparse(part)
-            return None if inner is None else whole.replace(text, inner, 1)
-        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Dict(values=parts):
-            new = copied(node)
-            for at, (part, made) in enumerate(zip(parts, _made_of(parts, names, value), strict=True)):
-                end = ending if _is_tensor(made) else "cpu()"
-                if _is_movable(made, end):
-                    getattr(new, "values" if isinstance(node, ast.Dict) else "elts")[at] = ast.parse(
-                        f"{ast.unparse(part)}.{end}", mode="eval"
-                    ).body
-            return None if ast.dump(new) == ast.dump(node) else ast.unparse(new)
-    return None
-
-
-def _made_of(parts: list[ast.expr], names: Mapping[str, Any], value: Any) -> list[Any]:
-    """What the parts of a tuple, a list or a dictionary stand for: those of ``value``, which it made, else by name."""
-    made = list(dict.values(value)) if isinstance(value, dict) else value
-    if isinstance(made, (list, tuple)) and len(made) == len(parts):
-        return list(made)
-    return [object_of(part, names) for part in parts]
-
-
-def _calls(node: ast.AST) -> list[str]:
-    """The function names of nested calls with one argument each, outermost first."""
-    if not isinstance(node, ast.Call):
-        return []
-    name = ast.unparse(node.func).rpartition(".")[2]
-    return [name, *(_calls(node.args[0]) if len(node.args) == 1 else [])]
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, sys.modules["torch"].Tensor)
-
-
-def _is_movable(value: Any, ending: str) -> bool:
-    """Whether ``ending`` can be appended to it: a module can be moved to the host like a tensor, but has no graph."""
-    return _is_tensor(value) or (ending == "cpu()" and isinstance(value, sys.modules["torch"].nn.Module))
-
-
 def _holds_modules(entry: Any) -> bool:
     """Whether an entry is or holds a module: that is more than a graph."""
     parts = dict.values(entry) if isinstance(entry, dict) else entry if isinstance(entry, (list, tuple)) else (entry,)
     return any(isinstance(part, sys.modules["torch"].nn.Module) for part in parts)
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (int, float, str))

@@ -10,19 +10,20 @@ from contextlib import contextmanager, suppress
 from types import CodeType
 from typing import Any
 
+from oom_magic.explain.live.called import called_in
 from oom_magic.explain.live.growth import BODIES, Growth
 from oom_magic.user_code import is_users_file
 
 
 def is_in(growth: Growth, tree: ast.Module, names: Mapping[str, Any]) -> bool:
     """Whether the line is in a cell, or in a function of the user's among ``names``."""
-    return any(True for _ in _places(growth, tree)) or bool(_mended_functions(growth, names))
+    return any(True for _ in _places(growth, tree)) or bool(_mended_functions(growth, tree, names))
 
 
 @contextmanager
 def mended(growth: Growth, tree: ast.Module, names: Mapping[str, Any]) -> Iterator[None]:
     """The fixed line in the cell and in the user's functions, for a while."""
-    functions = [(function, function.__code__, code) for function, code in _mended_functions(growth, names)]
+    functions = [(function, function.__code__, code) for function, code in _mended_functions(growth, tree, names)]
     before = _mend(growth, tree)
     for function, _, code in functions:
         function.__code__ = code
@@ -46,21 +47,22 @@ def _mend(growth: Growth, tree: ast.Module) -> list[tuple[list[ast.stmt], list[a
     return before
 
 
-def _mended_functions(growth: Growth, names: Mapping[str, Any]) -> list[tuple[Any, CodeType]]:
-    """The user's functions that contain the line, each with its code in which the line is fixed."""
-    found = []
+def _mended_functions(growth: Growth, tree: ast.Module, names: Mapping[str, Any]) -> list[tuple[Any, CodeType]]:
+    """The user's functions that contain the line, of those in ``names`` and those that the cell runs, hooks too, each
+    with its code in which the line is fixed."""
+    found = {}
     for value in list(names.values()):
         owners = vars(value).values() if inspect.isclass(value) and value.__module__ == "__main__" else (value,)
         for function in map(inspect.unwrap, filter(inspect.isfunction, owners)):
-            code = _mended_code(growth, function) if inspect.isfunction(function) else None
-            if code is not None:
-                found.append((function, code))
-    return found
+            found[id(function)] = function
+    found |= {id(one.function): one.function for one in called_in(tree, names)}
+    codes = ((one, _mended_code(growth, one)) for one in found.values() if inspect.isfunction(one))
+    return [(function, code) for function, code in codes if code is not None]
 
 
 def _mended_code(growth: Growth, function: Any) -> CodeType | None:
     code: CodeType = function.__code__
-    if code.co_freevars or not is_users_file(code.co_filename):
+    if not is_users_file(code.co_filename):
         return None
     with suppress(OSError, TypeError, SyntaxError):
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
@@ -69,9 +71,21 @@ def _mended_code(growth: Growth, function: Any) -> CodeType | None:
             return None
         definition.decorator_list = []
         ast.increment_lineno(tree, code.co_firstlineno - 1)
+        if code.co_freevars:  # a function around it has the variables that it closes over
+            around: Any = ast.parse(f"def around({', '.join(code.co_freevars)}): pass").body[0]
+            around.body = tree.body
+            tree = ast.Module([around], [])
         made = compile(ast.fix_missing_locations(tree), code.co_filename, "exec", dont_inherit=True)
-        return next((one for one in made.co_consts if isinstance(one, CodeType) and one.co_name == code.co_name), None)
+        found = (one for one in _codes_in(made) if one.co_name == code.co_name)
+        return next((one for one in found if one.co_freevars == code.co_freevars), None)
     return None
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield one
+            yield from _codes_in(one)
 
 
 def _places(growth: Growth, tree: ast.Module) -> Iterator[tuple[list[ast.stmt], int]]:

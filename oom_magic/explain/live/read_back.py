@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oom_magic.explain.live.called import object_of
-from oom_magic.explain.remedies.own_code import copied
+from oom_magic.explain.remedies.own_code.loops import copied
 
 _DRAWING = ("sample", "choices")  # of the module random: entries of a list
 

@@ -111,7 +111,7 @@ def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failu
     is_evaluation = any(one.key == "phase_evaluation" for one in judgement.evidence)
     is_for_no_grad = is_evaluation and growth.has_graph and growth.num_tensors < _MANY_TURNS
     is_much = growth.num_bytes >= LEAST_SHARE * held_bytes or (growth.is_of_one_step and not growth.num_bytes)
-    is_cause = is_much and not growth.is_joined and not is_for_no_grad
+    is_cause = is_much and not growth.is_inherent and not is_for_no_grad
     if judgement.confidence is Confidence.CERTAIN or not is_cause:
         return replace(judgement, evidence=(*judgement.evidence, *evidence))
     cause = Cause.ACTIVATIONS if growth.is_of_one_step else Cause.LEAK_OR_RETAINED_REFERENCE

@@ -6,7 +6,6 @@ import ast
 import contextlib
 import math
 import re
-import shlex
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,20 +17,10 @@ from oom_magic.explain.live.called import called_in
 from oom_magic.explain.live.growth import Growth
 from oom_magic.explain.live.mending import is_in, mended
 from oom_magic.explain.remedies.code import IN_A_LOOP, lacks_names
-from oom_magic.explain.remedies.own_code import (
-    Code,
-    accumulating,
-    evaluations_without_gradients,
-    frozen_without_gradients,
-    is_module,
-    loop_of,
-    own_arguments,
-    own_code,
-    own_names,
-    shown,
-)
-from oom_magic.explain.remedies.own_dtype import in_single_precision, single_precision
-from oom_magic.explain.remedies.own_placement import layers_moved, own_placement, with_gradient_sync_set
+from oom_magic.explain.remedies.own_code.dtype import in_single_precision, single_precision
+from oom_magic.explain.remedies.own_code.loops import frozen_without_gradients, own_arguments, own_code, own_names
+from oom_magic.explain.remedies.own_code.placement import layers_moved, own_placement
+from oom_magic.explain.remedies.own_code.writing import CodeWriter, chains_in
 from oom_magic.explain.remedies.rehearsal import (
     STEPS,
     UNLIMITED,
@@ -44,12 +33,12 @@ from oom_magic.explain.remedies.rehearsal import (
 from oom_magic.explain.remedies.size_parameters import (
     SizeParameter,
     find_accumulation,
+    find_rows,
     find_size_parameters,
     has_rows,
     leading_names,
     sizes_of_inputs,
 )
-from oom_magic.user_code import is_cell
 
 if TYPE_CHECKING:
     from oom_magic.explain.remedies.room import InTheWay
@@ -65,6 +54,7 @@ if TYPE_CHECKING:
     from oom_magic.predict.what_if.survey import Survey
 
 _EVALUATES = re.compile(r"eval|valid|test|predict|generate|no_grad|inference_mode", re.IGNORECASE)
+_TRAINS = re.compile(r"backward|grad\(|\.step\(|fit\(|train", re.IGNORECASE)
 _MOST_PARAMETERS = 4
 _BY_HAND = "balanced_layers"
 _ALL_STEPS = sys.maxsize  # of training; loops that evaluate may still be cut short
@@ -109,6 +99,7 @@ class CellRehearsal:
         self._absent, self._arguments = absent, arguments or []
         self._decided = None if decided is None else [decided]
         self._call, self._tree, self._names = call, tree, names
+        self._writer = CodeWriter(tree, names, self._arguments)
         self._card: dict[str, Any] = {"gpu": gpu, "memory": memory, **(machine or {})}
         self.is_of_job = self._card.get("num_processes") is not None
         self._origin, self._start = origin, start
@@ -173,9 +164,19 @@ class CellRehearsal:
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether a model in evaluation mode ran at the peak, and not one that is trained so."""
+        """Whether a model in evaluation mode ran at the peak, and not one that is trained so; or any, where nothing is
+        trained."""
         fullest = self._fullest
-        return fullest is not None and not (self._trains_at_peak or (fullest.has_gradients and self._trains_so))
+        is_trained = self._trains_at_peak or (fullest is not None and fullest.has_gradients and self._trains_so)
+        return fullest is not None and (not is_trained or self._never_trains)
+
+    @property
+    def _never_trains(self) -> bool:
+        """Whether no backward was seen, and none is spoken of in the cell and what it calls."""
+        if self._survey is None or self._survey.has_walked_back or self._survey.has_trained:
+            return False
+        codes = (self._tree, *(one.definition for one in called_in(self._tree, self._names)))
+        return not any(_TRAINS.search(ast.unparse(code)) for code in codes)
 
     @property
     def runs_frozen(self) -> bool:
@@ -221,7 +222,7 @@ class CellRehearsal:
         assert self._survey is not None, "begin comes first"
         found = [change for change in changes if isinstance(self._survey.error(change), ByHandError)]
         own = [one for one in changes if one.is_written and in_single_precision(self._tree, self._names)]
-        chains = _chains_in(self._names)
+        chains = chains_in(self._names)
         return [*own, *(one for one in found if own_placement(self._tree, _BY_HAND, one.values, chains))]
 
     def run(self, variation: Variation) -> MemoryReport:
@@ -324,17 +325,19 @@ class CellRehearsal:
         what = _SIZE_OF.get(key)
         if what is None:
             if key == "no_grad" and self.runs_frozen:
-                return self._rewritten(frozen_without_gradients)
+                return self._writer.rewritten(frozen_without_gradients)
             if key == "no_grad" and (self._survey is None or self._survey.has_trained):
-                return self._own_evaluations()
+                return self._writer.without_gradients()
             if key.startswith("single_weights"):
                 return in_single_precision(self._tree, self._names) or None
-            own = self._rewritten(lambda code, seen: own_code(code, seen, key, values))
-            own = "" if key == "mixed_precision" and self.keeps_no_graph else own or self._own_placement(key, values)
+            own = self._writer.rewritten(lambda code, seen: own_code(code, seen, key, values))
+            own = "" if key == "mixed_precision" and self.keeps_no_graph else own or self._writer.placed(key, values)
             return own or ("" if key in IN_A_LOOP or lacks_names(key, self.names) else None)
         parameter = self.parameters.get(what)
         if parameter is None:
             return ""
+        if parameter.rows:
+            return self._writer.in_parts(parameter.rows, values["after"], values["accumulation"])
         overridden = {parameter: values["after"]}
         if key == "smaller_batch" and self.accumulation > 1:
             accumulation = find_accumulation(self._tree, self._names, self.accumulation)
@@ -342,59 +345,8 @@ class CellRehearsal:
         evaluation = self.parameters.get("evaluation")
         if "evaluation_after" in values and evaluation is not None:
             overridden[evaluation] = values["evaluation_after"]
-        return self._with_sizes(key, values, overridden)
-
-    def _own_placement(self, key: str, values: Mapping[str, Any]) -> str:
-        """The statements that spread the model over processes, of the cell or a function that it runs, changed."""
-        code = self._rewritten(lambda tree, names: own_placement(tree, key, values, _chains_in(names)))
-        loops = self._rewritten(lambda tree, _: with_gradient_sync_set(tree)) if code and key == "fully_sharded" else ""
-        return "\n\n".join(filter(None, (code, loops)))
-
-    def _own_evaluations(self) -> str:
-        """The loops that evaluate beside a training, of the cell or a function that it runs, under ``no_grad``."""
-        models = {name for name, value in self._names.items() if is_module(value)}
-        return self._rewritten(lambda tree, _: evaluations_without_gradients(tree, models))
-
-    def _rewritten(self, rewrite: Callable[[Code, Mapping[str, Any]], str]) -> str:
-        """What ``rewrite`` makes of the cell, else of the first function that it runs of which it makes anything.
-
-        It gets each with the names that are seen there.
-        """
-        code = rewrite(self._tree, self._names)
-        for one in () if code else called_in(self._tree, self._names):
-            code = rewrite(one.definition, one.names)
-            if code:
-                return f"# in {one.definition.name}:\n{code}"
-        return code
-
-    def _with_sizes(self, key: str, values: Mapping[str, Any], overridden: Mapping[SizeParameter, int]) -> str:
-        """The statements changed by sizes, and assignments for those that other cells set."""
-        before, words = {ast.unparse(one) for one in self._tree.body}, list(self._arguments)
-        with contextlib.ExitStack() as stack:
-            for parameter, value in overridden.items():
-                stack.enter_context(parameter.override(self._tree, self._names, value))
-            targets = [f"{one.target} = {value}" for one, value in overridden.items() if one.target]
-            if self._arguments != words:
-                return f"%run {shlex.join(self._arguments)}"
-            changed = shown(self._tree, before)
-            if key != "smaller_batch" or self.accumulation > 1 or not (targets or changed):
-                return "\n".join([*targets, *changed])
-            tree = accumulating(self._tree, values["accumulation"])
-            if tree is not None:
-                return "\n".join([*targets, *shown(tree, before)])
-        return "\n\n".join(
-            filter(None, [self._loop_elsewhere(values["accumulation"]), "\n".join([*targets, *changed])])
-        )
-
-    def _loop_elsewhere(self, accumulation: int) -> str:
-        """The loop of a function that the cell runs, which accumulates, or what to do."""
-        for one in called_in(self._tree, self._names):
-            name = one.definition.name
-            tree = accumulating(ast.Module([one.definition], []), accumulation)
-            if tree is not None:
-                is_notebooks = is_cell(one.file) and getattr(self._names.get(name), "__name__", "") == name
-                return "\n".join(shown(tree, ())) if is_notebooks else loop_of(tree)
-        return f"# step the optimizer every {accumulation} batches and divide each loss by that number"
+        number = values["accumulation"] if key == "smaller_batch" and self.accumulation == 1 else 1
+        return self._writer.with_sizes(overridden, number)
 
     def own_arguments(self, code: str, /) -> str:
         """The TrainingArguments of the cell."""
@@ -412,7 +364,9 @@ class CellRehearsal:
         found = find_size_parameters(self._tree, self._names, kind, self.sizes[what], self._arguments, is_free)
         if is_later:
             found.sort(key=lambda one: _EVALUATES.search(one.label) is None)
-        for parameter in found[:_MOST_PARAMETERS]:
+        is_whole = kind == "batch" and not is_later and not is_free
+        rows = find_rows(self._tree, self._names, self.sizes[what]) if is_whole else ()
+        for parameter in (*found[:_MOST_PARAMETERS], *rows):
             number = 0 if call is None else call.number
             expected = ExpectedInputs(number, lambda inputs: sizes_of_inputs(inputs).get(kind) == value)
             with contextlib.suppress(NotEvaluatedError):
@@ -450,7 +404,7 @@ class CellRehearsal:
                 stack.enter_context(
                     single_precision(self._tree, self._names)
                     if change.is_written
-                    else layers_moved(self._tree, change.values["number"], _chains_in(self._names))
+                    else layers_moved(self._tree, change.values["number"], chains_in(self._names))
                 )
             yield
 
@@ -503,8 +457,3 @@ class CellRehearsal:
             most_seconds=self._most_seconds,
             leaves_evaluations=self._leaves_evaluations,
         )
-
-
-def _chains_in(names: Mapping[str, Any]) -> set[str]:
-    """The names of sequences of layers."""
-    return {name for name, value in list(names.items()) if type(value).__name__ == "Sequential"}

@@ -31,18 +31,34 @@ with torch.autocast("cuda", dtype=torch.{torch_dtype}):
 loss.backward()""",
     "chunked_loss": """\
 from torch.utils.checkpoint import checkpoint
+from transformers.loss.loss_utils import ForCausalLMLoss
+language_model = {language_model}
+head = language_model.lm_head
+
+def make_logits(hidden):
+    return type(head).forward(head, hidden)
 
 def chunk_loss(hidden, targets):
-    logits = {language_model}.lm_head(hidden).float()
+    logits = make_logits(hidden).float()
     cross_entropy = torch.nn.functional.cross_entropy
     return cross_entropy(logits, targets, reduction="sum")
 
-hidden = {language_model}.base_model(**batch).last_hidden_state
-hidden, targets = hidden[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-parts = zip(hidden.split(1024), targets.split(1024))
-losses = (checkpoint(chunk_loss, *part, use_reentrant=False)
-    for part in parts)
-loss = sum(losses) / targets.numel()""",
+def loss_in_chunks(logits, labels, **options):
+    if not torch.is_grad_enabled():
+        return ForCausalLMLoss(logits, labels, **options)
+    hidden = logits[:, :-1].flatten(0, 1)
+    targets = labels[:, 1:].flatten()
+    parts = zip(hidden.split(1024), targets.split(1024))
+    losses = [checkpoint(chunk_loss, *part, use_reentrant=False)
+        for part in parts]
+    return sum(losses) / (targets != -100).sum()
+
+def forward(hidden):
+    trains = torch.is_grad_enabled()
+    return hidden if trains else make_logits(hidden)
+
+head.forward = forward
+language_model.loss_function = loss_in_chunks""",
     "checkpointing": """\
 {switched}.{switch}_enable(
     {switch}_kwargs={{"use_reentrant": False}})""",
@@ -164,9 +180,10 @@ fully_shard({model})""",
     "offload": """\
 {model} = {loader}.from_pretrained({source}{options},
     device_map="auto"{limits})   # and no .to("cuda") after it""",
-    "detach": "{fixed}\n# instead of {code}",
-    "backward_each": "{fixed}\n# instead of {code}",
-    "keep_on_host": "{fixed}\n# instead of {code}",
+    "detach": "{pairs}",
+    "backward_each": "{pairs}",
+    "keep_on_host": "{pairs}",
+    "keep_newest": "{pairs}",
     "raise_limit": "torch.cuda.set_per_process_memory_fraction(1.0)",
     "fewer_waiting": "loader = DataLoader(dataset, batch_size=batch_size, num_workers=0)",
 }
@@ -267,7 +284,7 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
     "close_processes": "nvidia-smi\n# then close the notebooks and programs it lists: kill <PID>",
 }
 # Their templates contain a generic loop or model: shown as code only where written into the user's own.
-IN_A_LOOP = frozenset({"chunked_loss", "no_grad", "dropped_outputs", "mixed_precision"})
+IN_A_LOOP = frozenset({"no_grad", "dropped_outputs", "mixed_precision"})
 ACCELERATOR_SETTINGS = frozenset({"mixed_precision", "fsdp"})  # which leave the loop as it is
 STYLES = {"plain": _PLAIN, "generic": _GENERIC, "trainer": _TRAINER, "accelerate": _ACCELERATE}
 _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -293,12 +310,12 @@ def for_backend(code: str, backend: str | None) -> str:
 
 
 def lacks_names(key: str, names: Mapping[str, str]) -> bool:
-    """Whether the code for a remedy refers to a model, or to the blocks of a known one, that ``names`` do not have."""
+    """Whether the code for a remedy refers to a model, or to a part of a known one, that ``names`` do not have."""
     template = _PLAIN.get(key, "")
-    of_model = any(word in template for word in ("{model}", "{inner}", "{switched}", "{layers}"))
-    return of_model and (
-        "model" not in names or ("{layers}" in template and "inner" in names and "layers" not in names)
-    )
+    parts = [name for name in ("layers", "language_model") if f"{{{name}}}" in template]
+    of_model = parts or any(word in template for word in ("{model}", "{inner}", "{switched}"))
+    lacks_part = "inner" in names and any(name not in names for name in parts)
+    return bool(of_model) and ("model" not in names or lacks_part)
 
 
 def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]:

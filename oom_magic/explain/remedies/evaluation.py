@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.remedies.code import ACCELERATOR_SETTINGS, code_for, for_backend, is_python
 from oom_magic.explain.remedies.fitting_sizes import divisors, largest_fitting, parts
-from oom_magic.explain.remedies.own_code import own_arguments
+from oom_magic.explain.remedies.own_code.loops import own_arguments
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Rehearsal, Variation
 from oom_magic.explain.remedies.remedy import Remedy, Situation, identity_of
 from oom_magic.explain.remedies.room import dropping, growing_segments, making_room, needed_bytes, other_hardware
@@ -201,7 +201,8 @@ class RemedyEvaluator:
                 for remedy in self._left_out(candidate) if is_left_out else self._evaluated(candidate):
                     found.append((candidate, remedy))
                     yield remedy
-                if has_leak and found and mends_growth(candidate) and found[-1][1].verdict == "safe":
+                is_mended = has_leak and found and mends_growth(candidate)
+                if is_mended and (found[-1][1].verdict == "safe" or found[-1][1].fits is None):
                     return  # all others only delay the moment when a leak fills the card
             if not any(remedy.fits for _, remedy in found):
                 for remedy in self._combined(found):
@@ -240,6 +241,7 @@ class RemedyEvaluator:
         groups: list[list[RemedySpec]] = [[], [], [], []]
         for one in worth:
             is_first = not one.acts_on_step if is_full else one.key in self._first or one.key in _OF_EVALUATION
+            is_first = is_first or mends_growth(one)
             groups[3 if one.compiles else 2 if one.cost > _HARMLESS else 0 if is_first else 1].append(one)
         return groups
 

@@ -18,7 +18,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.live.called import object_of
-from oom_magic.explain.remedies.own_code import is_module
+from oom_magic.explain.remedies.own_code.loops import is_module
+from oom_magic.explain.remedies.own_code.parts import first_rows, rows_read
 
 if TYPE_CHECKING:
     from oom_magic.predict.what_if.change import Inputs
@@ -47,12 +48,21 @@ class SizeParameter:
     """A place where a size is set. ``label`` names it to the user, such as ``batch_size``.
 
     ``target`` is the expression that is assigned to override it outside of the cell's code ("": there is none).
+    ``rows`` are the tensors whose number of rows it is, where that is nowhere set.
     """
 
     label: str
     is_named: bool  # whether its name denotes the size
     override: Override  # a context manager over (the cell, its names, the new value)
     target: str = ""
+    rows: tuple[str, ...] = ()
+
+
+def find_rows(tree: ast.Module, names: Mapping[str, Any], value: int) -> Iterator[SizeParameter]:
+    """The data of earlier cells that a step takes as a whole, ``value`` rows."""
+    rows = rows_read(tree, names, value)
+    if rows:
+        yield SizeParameter("", False, lambda _, seen, number: first_rows(rows, seen, number), rows=rows)
 
 
 def find_size_parameters(
@@ -334,12 +344,20 @@ def _attributes(names: Mapping[str, Any], pattern: re.Pattern[str], value: int) 
     """Settings in configuration objects and dictionaries, and the batch size of data loaders."""
     for name, holder in list(names.items()):
         if not name.startswith("_") and name != "Out":  # results that IPython keeps
-            sampler = getattr(holder, "batch_sampler", None)
-            if pattern is _BATCH and getattr(sampler, "batch_size", None) == value:
-                target = f"{name}.batch_sampler.batch_size"  # a loader's own batch_size cannot be set
-                yield SizeParameter("batch_size", True, _override_item("batch_size", vars(sampler)), target)
-            elif not inspect.isclass(holder) and not inspect.ismodule(holder):
+            yield from _of_loader(name, holder, pattern, value)
+            if not (_is_loader(holder) or inspect.isclass(holder) or inspect.ismodule(holder)):
                 yield from _settings(name, holder, pattern, value, _DEEPEST)
+
+
+def _is_loader(value: Any) -> bool:
+    return any(kind.__module__ == "torch.utils.data.dataloader" for kind in type(value).__mro__)
+
+
+def _of_loader(label: str, holder: Any, pattern: re.Pattern[str], value: int) -> Iterator[SizeParameter]:
+    sampler = getattr(holder, "batch_sampler", None) if pattern is _BATCH and _is_loader(holder) else None
+    if getattr(sampler, "batch_size", None) == value:
+        target = f"{label}.batch_sampler.batch_size"  # a loader's own batch_size cannot be set
+        yield SizeParameter("batch_size", True, _override_item("batch_size", vars(sampler)), target)
 
 
 def _wholes(tree: ast.Module, names: Mapping[str, Any], value: int) -> Iterator[SizeParameter]:
@@ -376,7 +394,7 @@ def _in_parts(
 
 
 def _settings(label: str, holder: Any, pattern: re.Pattern[str], value: int, depth: int) -> Iterator[SizeParameter]:
-    """Those in a dictionary or in an object's attributes, and in the dictionaries and plain objects in it."""
+    """Those in a dictionary or in an object's attributes, in the dictionaries and plain objects in it, and loaders."""
     is_dict = isinstance(holder, dict)
     held: dict[Any, Any] = holder if is_dict else getattr(holder, "__dict__", {})
     for key, one in list(held.items()):
@@ -384,6 +402,7 @@ def _settings(label: str, holder: Any, pattern: re.Pattern[str], value: int, dep
         if name.startswith("_"):
             continue
         path = f"{label}[{key!r}]" if is_dict else f"{label}.{key}"
+        yield from _of_loader(path, one, pattern, value)
         if type(one) is int and one == value and pattern.search(name):
             yield SizeParameter(path, True, _override_item(key, held), path)
         elif depth and (isinstance(one, (dict, *_PLAIN)) or (is_dataclass(one) and not isinstance(one, type))):

@@ -169,6 +169,13 @@ CATALOGUE: Sentences = {
         "Rehearsed as it is, the run needs {needed_bytes} of the {usable_bytes} available: it would fit. What"
         " failed was larger, or something else held memory then."
     ),
+    "grows_later": Plural(
+        "Rehearsed as it is for {num_steps} optimizer step, the run needs {needed_bytes} of the {usable_bytes} that"
+        " can be had: what grows fills them later.",
+        "Rehearsed as it is for {num_steps} optimizer steps, the run needs {needed_bytes} of the {usable_bytes} that"
+        " can be had: what grows fills them later.",
+        "num_steps",
+    ),
     "first_steps_fit": Plural(
         "Rehearsed as it is for {num_steps} optimizer step, the run needs {needed_bytes} of the {usable_bytes}"
         " available: it would fit. What failed came later or was larger, or something else held memory then.",

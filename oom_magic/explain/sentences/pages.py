@@ -244,6 +244,7 @@ PAGE_CATALOGUE: Sentences = {
     "verdict_safe": "safe",
     "verdict_tight": "tight",
     "verdict_danger": "danger",
+    "is_in_danger": "close to the limit",
     "verdict_fits": "fits",
     "verdict_no": "does not fit",
     "best_rehearsed": "{text} Rehearsed: it needs {needed_bytes} of the card, {saving_bytes} less, and is {verdict}.",

@@ -101,6 +101,10 @@ REMEDIES: Sentences = {
         "Call backward() on each loss, not on their sum: gradients add up, and each graph is freed: {line}"
     ),
     "remedy_keep_on_host": "Collect in RAM, not on the GPU: {fixed}",
+    "remedy_keep_newest": "Keep the newest rows only: {fixed}",
+    "remedy_keep_grown": (
+        "Keep less in {name}, {code}: numbers (.item()), tensors in RAM (.detach().cpu()), or only the newest."
+    ),
     "remedy_raise_limit": "Raise the limit set for this process.",
     "remedy_find_tensor": (
         "Check which operation requests so much, and whether a shape there is larger than intended."
@@ -321,6 +325,7 @@ REASONS: Sentences = {
     "reason_host": "only GPU memory is rehearsed, not the computer's RAM",
     "reason_not_yet": "not rehearsed yet",
     "reason_nothing_saves": "the cell was rehearsed with every applicable change, and none of them saves much",
+    "reason_not_rewritten": "how best to change that line is not known here",
     "reason_loop_is_long": (
         "the loop is too long to be followed until the card is full; it had grown by {grown_bytes} when it failed"
     ),
@@ -347,6 +352,7 @@ REASONS: Sentences = {
     "reason_attention_already": "the attention is already {name}",
     "reason_no_such_option": "{optimizer} has no option {option}",
     "reason_optimizer_already": "the optimizer is already {name}",
+    "reason_optimizer_evaluates": "the optimizer evaluates the loss several times in each step",
     "reason_no_optimizer": "this model has no known optimizer before its first step",
     "reason_adapters_already": "the model already has adapters",
     "reason_no_adapters_for_it": "PEFT finds the layers only in Hugging Face models",

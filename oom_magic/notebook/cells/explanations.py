@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,6 +17,8 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
+from oom_magic.explain.live.called import object_of
+from oom_magic.explain.live.fixed_lines import newest_of
 from oom_magic.notebook.cells.cell_code import code_of, timed_lines_known
 from oom_magic.notebook.cells.hints import FailureWatch, is_out_of_memory, unwatched_cell
 from oom_magic.notebook.options import setup_from, similar_card
@@ -23,6 +27,7 @@ from oom_magic.views.text import wrap
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
+    from oom_magic.explain.live.growth import Growth
     from oom_magic.language import Language
     from oom_magic.measure.history.attribution import Storage
     from oom_magic.measure.holders.reach import Locate
@@ -72,7 +77,22 @@ def evaluate_remedies(
             absent=held,
         )
         left = _names_left_finder(names, names_and_places(shell, runner)[1], cell.start, total)
-        yield from advise(diagnosis, rehearsal, gpu, report, device=device, names_left=left)
+        emptied = _as_it_was(diagnosis.growth, names, cell.start)
+        yield from advise(diagnosis, rehearsal, gpu, report, device=device, names_left=left, emptied=emptied)
+
+
+def _as_it_was(growth: Growth | None, names: Mapping[str, Any], start: StartingPoint | None) -> str:
+    """The statement that takes what grew back to what it was when the cell began; "" where no earlier cell made it."""
+    if growth is None or start is None:
+        return ""
+    grown = object_of(ast.parse(growth.name, mode="eval").body, names)
+    if growth.is_joined:
+        line = newest_of(growth.code, growth.name, start.rows_of(growth.name)) if start.rows_of(growth.name) else ""
+        return line and f"{growth.name} = {growth.name}{line.removeprefix(growth.code)}.clone()"
+    length = start.length_of(grown) if isinstance(grown, (list, dict, set, deque)) else None
+    if length is None:
+        return ""
+    return f"del {growth.name}[{length}:]" if length and isinstance(grown, list) else f"{growth.name}.clear()"
 
 
 def _names_left_finder(
@@ -202,7 +222,14 @@ def _explain_here(
     if released is not None and cell is not None:
         released = released.with_earlier(cell.held_before)
     names, locate = names_and_places(shell, runner)
-    explainer = Explainer(lang=_language(options), report=report, names=names, released=released, locate=locate)
+    explainer = Explainer(
+        lang=_language(options),
+        report=report,
+        names=names,
+        released=released,
+        locate=locate,
+        find_rows=(lambda _: 0) if cell is None or cell.start is None else cell.start.rows_of,
+    )
     diagnosis = explainer.diagnose(problem)
     if report is not None and report.device.rank is not None and diagnosis.is_oom:
         rank, size = report.device.rank

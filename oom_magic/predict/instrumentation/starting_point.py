@@ -35,9 +35,10 @@ _OF_THE_SHELL = ("In", "Out", "exit", "quit", "get_ipython", "open")
 
 @dataclass(frozen=True, slots=True)
 class TensorState:
-    """A tensor's earlier state: device, type, whether it had or required a gradient, whether autograd made it."""
+    """A tensor's earlier state: its form, whether it had or required a gradient, whether autograd made it."""
 
     reference: weakref.ref[torch.Tensor]
+    shape: torch.Size
     device: torch.device
     dtype: torch.dtype
     has_grad: bool
@@ -65,6 +66,7 @@ class StartingPoint:
 
     def __init__(self, namespaces: Sequence[dict[str, Any]], but: Collection[str] = ()) -> None:
         self._but = but
+        self._made_anew: Callable[[TensorState], torch.Tensor] | None = None
         self.dropped: set[str] = set()
         self.needed: set[str] = set()
         self._references: dict[int, weakref.ref[Any]] = {}
@@ -112,14 +114,31 @@ class StartingPoint:
         was = self.tensor(tensor)
         return was is not None and was.has_grad
 
+    def rows_of(self, name: str) -> int:
+        """How many rows the tensor of a name had, also if it is gone; 0 where there was none."""
+        found = (one.contents.get(name, 0) for one in self._contents if one.is_namespace and type(one.contents) is dict)
+        was = self._tensors.get(next(filter(None, found), 0))
+        return was.shape[0] if was is not None and was.shape else 0
+
+    def length_of(self, container: Any) -> int | None:
+        """How many entries a container had; None if it was not there, or is not followed."""
+        return next((len(one.contents) for one in self._contents if _find(one) is container), None)
+
     def keep(self, name: str) -> bool:
-        """Keep a dropped name with the run's value; False if it was not dropped."""
+        """Keep a dropped name: with a tensor like the one that it had, else with the run's value; False if it was not
+        dropped."""
         is_dropped = name in self.dropped
         self.needed |= {name} & self.dropped
         return is_dropped
 
-    def restore(self, noting: Callable[[Any, int], None]) -> None:
-        """Restore the contents of containers; ``noting(container, depth)`` is called before one is changed."""
+    def restore(
+        self, noting: Callable[[Any, int], None], made_anew: Callable[[TensorState], torch.Tensor] | None = None
+    ) -> None:
+        """Restore the contents of containers; ``noting(container, depth)`` is called before one is changed.
+
+        ``made_anew`` makes a tensor in place of one that is gone.
+        """
+        self._made_anew = made_anew
         self.dropped.clear()
         for one in self._contents:
             container = _find(one)
@@ -135,6 +154,9 @@ class StartingPoint:
         for key, value in list(container.items()):
             identity = contents.get(_token(key), 0)
             if is_namespace and (not _is_users(key) or key in self.needed):
+                was = self._tensors.get(identity) if _is_users(key) else None
+                if was is not None and was.reference() is None and self._made_anew is not None:
+                    container[key] = self._made_anew(was)
                 continue
             if identity and self._is(value, identity):
                 continue
@@ -220,7 +242,13 @@ def _state_of(tensor: torch.Tensor) -> TensorState | None:
     try:
         has_grad = tensor.is_leaf and tensor.grad is not None
         return TensorState(
-            weakref.ref(tensor), tensor.device, tensor.dtype, has_grad, tensor.requires_grad, not tensor.is_leaf
+            weakref.ref(tensor),
+            tensor.shape,
+            tensor.device,
+            tensor.dtype,
+            has_grad,
+            tensor.requires_grad,
+            not tensor.is_leaf,
         )
     except (RuntimeError, NotImplementedError, AttributeError):  # wrappers of functorch and others
         return None

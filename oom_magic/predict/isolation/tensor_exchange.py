@@ -103,7 +103,7 @@ class TensorExchange:
                 self._found = self._made
                 real.apply(self._found)
                 if self._start is not None:
-                    self._start.restore(real.add)
+                    self._start.restore(real.add, functools.partial(_made_anew, self.gpu))
                 self._exchange(journal, pairs, live.tensors, give_scripted)
                 self._guard(journal, live.tensors, pairs, others, namespaces, assume)
                 del live, others
@@ -456,10 +456,7 @@ class FakeCopies:
         """The copy of a tensor that the failed run made, which takes nothing yet, or moved: it is where it was."""
         dtype = tensor.dtype if was is None else was.dtype
         made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype, device=META)
-        place = Place.META if was is None else Place.HOST if was.device.type == "cpu" else Place.GPU
-        with self._gpu.on_card(0 if was is None else self._card_named(was.device.index)):
-            self._gpu.adopt(made, place, "", Phase.OTHER)
-        self._gpu.assign(made, Category.PARAMETER if isinstance(tensor, torch.nn.Parameter) else Category.BEFORE)
+        _place_as_it_was(self._gpu, made, was, isinstance(tensor, torch.nn.Parameter))
         is_differentiable = made.is_floating_point() or made.is_complex()
         return made.requires_grad_(is_differentiable and (tensor if was is None else was).requires_grad)
 
@@ -476,11 +473,27 @@ class FakeCopies:
     def _card_of(self, source: torch.Tensor) -> int:
         """The card of the user's tensor, or of its copy in the session this one starts from."""
         location = self._origin.gpu.location(source) if source.is_meta and self._origin is not None else None
-        return self._card_named(source.device.index if location is None else location.card)
+        return _card_named(self._gpu, source.device.index if location is None else location.card)
 
-    def _card_named(self, index: int | None) -> int:
-        """The card of this number, as far as there are so many."""
-        return min(index or 0, len(self._gpu.recorders) - 1)
+
+def _card_named(gpu: FakeGPU, index: int | None) -> int:
+    """The card of this number, as far as there are so many."""
+    return min(index or 0, len(gpu.recorders) - 1)
+
+
+def _place_as_it_was(gpu: FakeGPU, made: torch.Tensor, was: TensorState | None, is_weight: bool = False) -> None:
+    """Put a fake tensor where one was; one that was not there yet takes nothing."""
+    place = Place.META if was is None else Place.HOST if was.device.type == "cpu" else Place.GPU
+    with gpu.on_card(0 if was is None else _card_named(gpu, was.device.index)):
+        gpu.adopt(made, place, "", Phase.OTHER)
+    gpu.assign(made, Category.PARAMETER if is_weight else Category.BEFORE)
+
+
+def _made_anew(gpu: FakeGPU, was: TensorState) -> torch.Tensor:
+    """A fake tensor like one that is gone."""
+    made = torch.empty(was.shape, dtype=was.dtype, device=META)
+    _place_as_it_was(gpu, made, was)
+    return made.requires_grad_(was.requires_grad and not was.is_result)
 
 
 def _has_own_data(tensor: torch.Tensor) -> bool:

@@ -385,19 +385,26 @@ class ChunkedLoss(Change):
         def loss(logits: torch.Tensor, labels: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             if not torch.is_grad_enabled():
                 return original(logits, labels, *args, **kwargs)
-            hidden = logits[:, :-1].flatten(0, 1).split(self.TOKENS)
-            targets = labels[:, 1:].flatten().split(self.TOKENS)
-            parts = [checkpoint(summed, *part, use_reentrant=False) for part in zip(hidden, targets, strict=True)]
-            return torch.stack(parts).sum() / labels.numel()
+            hidden, targets = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+            chunks = zip(hidden.split(self.TOKENS), targets.split(self.TOKENS), strict=True)
+            losses = [checkpoint(summed, *chunk, use_reentrant=False) for chunk in chunks]
+            return torch.stack(losses).sum() / (targets != -100).sum()
 
         vars(head)["forward"] = lambda hidden: hidden if torch.is_grad_enabled() else project(hidden)
         owner.loss_function = loss
 
 
-def _language_model(model: torch.nn.Module) -> Any:
-    """The module within ``model`` that owns the language model's head and computes its loss."""
-    for module in model.modules():
+def path_of_head(model: torch.nn.Module) -> str | None:
+    """Where ``model`` has the module that owns the language model's head and computes its loss; None without one."""
+    for path, module in model.named_modules():
         has_head = "lm_head" in module._modules and hasattr(type(module), "loss_function")
         if has_head and not getattr(module.config, "final_logit_softcapping", None):
-            return module
-    raise InapplicableError("no_language_head")
+            return path
+    return None
+
+
+def _language_model(model: torch.nn.Module) -> Any:
+    path = path_of_head(model)
+    if path is None:
+        raise InapplicableError("no_language_head")
+    return model.get_submodule(path)

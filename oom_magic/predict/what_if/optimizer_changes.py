@@ -59,7 +59,9 @@ class OtherOptimizer(Change):
         self._classes: list[tuple[torch.optim.Optimizer, type]] = []
 
     def check(self, model: torch.nn.Module) -> None:
-        """At least one optimizer must be of another class."""
+        """Some optimizer must be of another class, none a method of its own that evaluates the loss repeatedly."""
+        if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers_of(model)):
+            raise InapplicableError("optimizer_evaluates")
         if all(type(optimizer) is self.kind for optimizer in optimizers_of(model)):
             raise InapplicableError("optimizer_already", name=self.kind.__name__)
 

@@ -59,6 +59,11 @@ class Survey(Change):
         """Whether an optimizer stepped."""
         return self._has_stepped
 
+    @property
+    def has_walked_back(self) -> bool:
+        """Whether a backward began."""
+        return self._num_backwards > 0
+
     def error(self, change: Change) -> InapplicableError | None:
         """Why a change does not apply to the run, or None."""
         if isinstance(change, ReleasedGradients):

@@ -348,7 +348,9 @@ def remedies_of_run(diagnosis: Diagnosis, elsewhere: tuple[str, ...] | None, *, 
     if "fsdp_any" in keys and has_ranks(diagnosis):
         keys = ("fsdp_any", *keys)  # which is theirs
     growth = diagnosis.growth
-    if growth is not None and growth.fixed and growth.remedy != "detach":
+    if growth is not None and diagnosis.cause is Cause.LEAK_OR_RETAINED_REFERENCE and not growth.fixed:
+        keys = ("keep_grown", *(key for key in keys if key not in ("detach", "free_held_any")))
+    elif growth is not None and growth.fixed and growth.remedy != "detach":
         keys = (growth.remedy, *(key for key in keys if key not in ("detach", "no_grad")))
     return keys
 

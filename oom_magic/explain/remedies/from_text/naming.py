@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 # Evidence that quotes the line which keeps tensors alive.
 _KEEPING_LINES = ("code_appends_tensors", "code_sums_tensors", "code_averages_tensors")
 _VALUES: Mapping[str, Mapping[str, Any]] = {
-    "detach": {"fixed": "losses.append(loss.item())", "code": "losses.append(loss)"},
+    "detach": {
+        "fixed": "losses.append(loss.item())",
+        "pairs": "losses.append(loss.item())\n# instead of losses.append(loss)",
+    },
     "mixed_precision": {"dtype": "bf16"},
     "half_setting": {"dtype": "bf16"},
     "half_weights": {"dtype": "bf16"},
@@ -95,6 +98,8 @@ def _named(key: str, cost: int, diagnosis: Diagnosis, style: str, note: Evidence
     values, growth = _values_of(key, diagnosis), diagnosis.growth
     if growth is not None and growth.fixed and key == growth.remedy:
         values = {**values, **growth.lines}
+    elif growth is not None and key == "keep_grown":
+        values = {"name": growth.name, "code": growth.code}
     code, language = code_of(key, diagnosis) or code_for(key, style, values)
     is_another = language == "python" and "in_another_language" in diagnosis.told
     if is_another or not may_show_code(key, facts):
@@ -118,7 +123,7 @@ def _values_of(key: str, diagnosis: Diagnosis) -> Mapping[str, Any]:
         lines = (str(one.values["line"]) for one in diagnosis.evidence if one.key in _KEEPING_LINES)
         mended = next(((line, fixed) for line in lines if (fixed := without_graph(line))), None)
         if mended is not None:
-            return {"code": mended[0], "fixed": mended[1]}
+            return {"fixed": mended[1], "pairs": f"{mended[1]}\n# instead of {mended[0]}"}
     if key in _IN_HALF and "predates_bf16" in diagnosis.told:
         return {"dtype": "fp16"}
     return _VALUES.get(key, {})

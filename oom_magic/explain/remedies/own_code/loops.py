@@ -39,9 +39,11 @@ def _of_the_model(tree: ast.Module, names: Mapping[str, Any]) -> dict[str, str]:
     found = {"model": name, "inner": inner}
     if type(model).__module__.startswith("transformers."):
         found["loader"] = type(model).__name__
-    if type(model).__module__.startswith("peft."):  # PEFT's base_model is the adapter, not the model's own
-        found["language_model"] = f"{inner}.get_base_model()"
-    from oom_magic.predict.what_if.model_changes import path_of_blocks, path_of_switch  # loads torch
+    from oom_magic.predict.what_if.model_changes import path_of_blocks, path_of_head, path_of_switch  # loads torch
+
+    head = path_of_head(model)
+    if head is not None:
+        found["language_model"] = part_at(inner, head)
 
     switched = None if hasattr(model, "gradient_checkpointing_enable") else path_of_switch(model)  # PEFT passes it on
     if switched is not None:
@@ -206,9 +208,9 @@ def _with_optimizer(tree: Code, key: str) -> str:
     return _IMPORTS.get(key, "") + "\n".join(lines) if lines else ""
 
 
-def _backwards(loop: ast.For) -> Iterator[ast.Expr]:
-    """The statements of a loop, not of loops in it, that begin a backward."""
-    for statement in loop.body:
+def backwards(block: list[ast.stmt]) -> Iterator[ast.Expr]:
+    """The statements of a block, not of those in it, that begin a backward."""
+    for statement in block:
         call = statement.value if isinstance(statement, ast.Expr) else None
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "backward":
             yield statement  # type: ignore[misc]
@@ -216,7 +218,7 @@ def _backwards(loop: ast.For) -> Iterator[ast.Expr]:
 
 def _training_loop(tree: ast.AST) -> ast.For | None:
     """The one loop that has a backward of its own."""
-    loops = [loop for loop in ast.walk(tree) if isinstance(loop, ast.For) and len(list(_backwards(loop))) == 1]
+    loops = [loop for loop in ast.walk(tree) if isinstance(loop, ast.For) and len(list(backwards(loop.body))) == 1]
     return loops[0] if len(loops) == 1 else None
 
 
@@ -278,11 +280,11 @@ def _path(tree: ast.AST, inner: ast.stmt) -> Iterator[tuple[list[ast.stmt], int]
 def _accumulate(loop: ast.For) -> bool:
     """Let the optimizer step after ``accumulation`` batches; whether that was possible."""
     made = {node.id for one in loop.body for node in ast.walk(one) if is_stored(node)}
-    updates = [one for one in loop.body if _is_update(one, made)]
+    updates = [one for one in loop.body if is_update(one, made)]
     if not any(_called(node) == "step" for one in updates for node in ast.walk(one)):
         return False
-    (backward,) = _backwards(loop)
-    _divide(backward, "accumulation")
+    (backward,) = backwards(loop.body)
+    divide(backward, "accumulation")
     others = [one for one in loop.body if one not in updates]
     updates.sort(key=lambda one: _called(one) == "zero_grad")  # at the end, else as they were
     if _draws_batches(loop):
@@ -302,7 +304,7 @@ def _draws_batches(loop: ast.For) -> bool:
     return isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) in ("range", "trange") and not is_place
 
 
-def _divide(backward: ast.Expr, by: str) -> None:
+def divide(backward: ast.Expr, by: str) -> None:
     """``loss.backward()`` becomes ``(loss / by).backward()``; a scaler's or accelerator's argument is divided."""
     call = backward.value
     assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
@@ -328,21 +330,21 @@ def _counter(loop: ast.For) -> str:
 
 def _under_autocast(loop: ast.For, names: Mapping[str, Any], given: Collection[str]) -> str:
     """The loop with the model's call and the loss under autocast, and the backward outside."""
-    (backward,) = _backwards(loop)
+    (backward,) = backwards(loop.body)
     end = loop.body.index(backward)
     made = enumerate(loop.body[: end + 1])
-    start = next((at for at, one in made if not _is_update(one) and runs_model(one, names, given)), None)
+    start = next((at for at, one in made if not is_update(one) and runs_model(one, names, given)), None)
     if start is None:
         return ""
     # Gradients may be cleared right before the backward.
-    end = next((at for at in range(start, end) if all(map(_is_update, loop.body[at:end]))), end)
+    end = next((at for at in range(start, end) if all(map(is_update, loop.body[at:end]))), end)
     covered = loop.body[start:end]
     if not covered:  # model(x).sum().backward()
         call = backward.value
         assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
         covered = [ast.Assign([ast.Name("loss")], call.func.value)]
         call.func.value = ast.Name("loss")
-    if any(map(_is_update, covered)):
+    if any(map(is_update, covered)):
         return ""
     context = ast.parse('with torch.autocast("cuda", dtype=torch.bfloat16):\n    pass').body[0]
     assert isinstance(context, ast.With)
@@ -353,7 +355,7 @@ def _under_autocast(loop: ast.For, names: Mapping[str, Any], given: Collection[s
 
 def _with_outputs_dropped(loop: ast.For) -> str:
     """The loop with the model's outputs deleted before the backward; "" where they are used after the loss."""
-    (backward,) = _backwards(loop)
+    (backward,) = backwards(loop.body)
     uses = [node for node in ast.walk(loop) if isinstance(node, ast.Attribute) and node.attr == "loss"]
     names = [node for node in ast.walk(loop) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
     outputs = uses[0].value if len(uses) == 1 else None
@@ -464,10 +466,10 @@ def _may_run(call: ast.Call, names: Mapping[str, Any], given: Collection[str]) -
     return is_users and any(is_module(object_of(one, names)) or ast.unparse(one) in given for one in values)
 
 
-def _is_update(statement: ast.stmt, made: Collection[str] = ()) -> bool:
+def is_update(statement: ast.stmt, made: Collection[str] = ()) -> bool:
     """Whether it belongs to the optimizer's step; nothing that takes in what the loop has ``made``, as metrics do."""
     if isinstance(statement, ast.If) and not statement.orelse:
-        return all(_is_update(one, made) for one in statement.body)
+        return all(is_update(one, made) for one in statement.body)
     if _called(statement) == "update":
         given = [node for one in statement.value.args for node in ast.walk(one)]  # type: ignore[attr-defined]
         return not any(

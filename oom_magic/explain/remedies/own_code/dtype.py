@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from oom_magic.explain.remedies.code import read_before_bound
-from oom_magic.explain.remedies.own_code import is_module
+from oom_magic.explain.remedies.own_code.loops import is_module
 
 _WIDE = {"float64": "float32", "double": "float"}
 

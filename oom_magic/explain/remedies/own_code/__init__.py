@@ -1,0 +1,1 @@
+"""The user's own code with a remedy written into it."""

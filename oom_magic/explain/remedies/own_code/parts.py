@@ -1,0 +1,135 @@
+"""The user's own step on a whole data set at once, taken in parts: the gradients of all parts add up before it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from oom_magic.explain.live.called import called_in, object_of
+from oom_magic.explain.remedies.code import read_before_bound
+from oom_magic.explain.remedies.own_code.loops import Code, backwards, copied, divide, is_stored, is_update
+
+
+def rows_read(tree: ast.Module, names: Mapping[str, Any], number: int) -> tuple[str, ...]:
+    """The tensors of earlier cells with so many rows that a cell or what it runs reads by name."""
+    read = dict.fromkeys(sorted(read_before_bound(tree)))
+    for one in called_in(tree, names):
+        nodes = [node for node in ast.walk(one.definition) if isinstance(node, ast.Name)]
+        read |= {node.id: None for node in nodes if one.names.get(node.id) is names.get(node.id)}
+    return tuple(name for name in read if _has_rows(names.get(name), number))
+
+
+def _has_rows(value: Any, number: int) -> bool:
+    return type(value).__name__ == "Tensor" and tuple(value.shape[:1]) == (number,)
+
+
+@contextmanager
+def first_rows(rows: Collection[str], names: dict[str, Any], number: int) -> Iterator[None]:
+    """The first of the rows in place of all, for a while."""
+    before = {name: names[name] for name in rows}
+    names.update({name: value[:number] for name, value in before.items()})
+    try:
+        yield
+    finally:
+        names.update(before)
+
+
+def in_parts(tree: Code, rows: Collection[str], after: int, number: int) -> str:
+    """The statement of a cell or function that holds the one backward of tensors ``rows``, with that backward for
+    ``number`` parts of ``after`` rows each; "" where it has no known form."""
+    made: Any = ast.parse(ast.unparse(tree)).body
+    blocks = [(one, block) for one in made for block in _blocks(one) if any(True for _ in backwards(block))]
+    if isinstance(tree, ast.Module):
+        blocks += [(None, made)] if any(True for _ in backwards(made)) else []
+    if len(blocks) != 1:
+        return ""
+    statement, block = blocks[0]
+    if not _take_parts(block, rows, after, number):
+        return ""
+    lines = made if statement is None else [statement]
+    return "\n".join(ast.unparse(ast.fix_missing_locations(one)) for one in lines)
+
+
+def _blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+    for node in ast.walk(statement):
+        for field in ("body", "orelse"):
+            block = getattr(node, field, None)
+            if isinstance(block, list):
+                yield block
+
+
+def _take_parts(block: list[ast.stmt], rows: Collection[str], after: int, number: int) -> bool:
+    """Change the block; whether that was possible."""
+    read = [name for name in rows if _reads(block, {name})]
+    backward, *more = backwards(block)
+    start = next((at for at, one in enumerate(block) if not is_update(one) and _reads([one], read)), None)
+    end = block.index(backward)
+    if more or start is None or start > end:
+        return False
+    parts = {name: f"{name}_part" for name in read}
+    inside = [copied(one) for one in block[start : end + 1] if not is_update(one)]
+    bound = {node.id for one in inside for node in ast.walk(one) if is_stored(node)}
+    loss = _loss(backward, bound)
+    behind = block[end + 1 :]
+    used = {node.id for one in behind for node in ast.walk(one) if isinstance(node, ast.Name)} & (bound | set(rows))
+    if used - {loss} or (used and loss is None):
+        return False
+    (divided,) = backwards(inside)
+    divide(divided, str(number))
+    for one in inside:
+        for node in ast.walk(one):
+            if isinstance(node, ast.Name) and node.id in parts:
+                node.id = parts[node.id]
+    before = [*block[:start], *(one for one in block[start:end] if is_update(one))]
+    if used:
+        before += ast.parse("total = 0").body
+        inside += ast.parse(f"total += {loss}.detach() / {number}").body
+        behind = [_Renamed(loss or "").visit(one) for one in behind]
+    block[:] = [*before, _loop(parts, after, inside), *behind]
+    return True
+
+
+def _loop(parts: Mapping[str, str], after: int, inside: list[ast.stmt]) -> ast.For:
+    split = [f"{name}.split({after})" for name in parts]
+    source = split[0] if len(split) == 1 else f"zip({', '.join(split)})"
+    loop = ast.parse(f"for {', '.join(parts.values())} in {source}:\n    pass").body[0]
+    assert isinstance(loop, ast.For)
+    loop.body = inside
+    return loop
+
+
+def _loss(backward: ast.Expr, bound: Collection[str]) -> str | None:
+    """The one name that a backward begins from, of those that the step binds."""
+    found = {node.id for node in ast.walk(backward) if isinstance(node, ast.Name)} & set(bound)
+    return found.pop() if len(found) == 1 else None
+
+
+class _Renamed(ast.NodeTransformer):
+    """The loss of all parts in place of that of one."""
+
+    def __init__(self, loss: str) -> None:
+        self._loss = loss
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        """``loss`` becomes ``total``."""
+        return ast.Name("total", node.ctx) if node.id == self._loss else node
+
+
+def _reads(statements: list[ast.stmt], names: Collection[str]) -> bool:
+    nodes = (node for one in statements for node in ast.walk(one))
+    return any(isinstance(node, ast.Name) and node.id in names for node in nodes)
+
+
+def given_rows(tree: ast.Module, names: Mapping[str, Any], rows: Collection[str]) -> Mapping[str, str]:
+    """The arguments of the user's functions that a cell gives ``rows`` to, by name, each with the tensor's name."""
+    found: dict[str, str] = {}
+    for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
+        function = object_of(call.func, names)
+        if inspect.isroutine(function) and not inspect.isbuiltin(function):
+            given = dict(zip(inspect.signature(function).parameters, call.args, strict=False))
+            given |= {one.arg: one.value for one in call.keywords if one.arg}
+            found |= {name: one.id for name, one in given.items() if isinstance(one, ast.Name) and one.id in rows}
+    return found

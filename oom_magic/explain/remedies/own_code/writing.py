@@ -1,0 +1,95 @@
+"""A cell and the functions that it runs, with a remedy written into them."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import shlex
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from oom_magic.explain.live.called import called_in
+from oom_magic.explain.remedies.own_code.loops import (
+    Code,
+    accumulating,
+    evaluations_without_gradients,
+    is_module,
+    loop_of,
+    shown,
+)
+from oom_magic.explain.remedies.own_code.parts import given_rows, in_parts
+from oom_magic.explain.remedies.own_code.placement import own_placement, with_gradient_sync_set
+from oom_magic.user_code import is_cell
+
+if TYPE_CHECKING:
+    from oom_magic.explain.remedies.size_parameters import SizeParameter
+
+
+class CodeWriter:
+    """Writes remedies into a cell that sees ``names``; ``arguments`` is the command line of the script that it runs."""
+
+    def __init__(self, tree: ast.Module, names: dict[str, Any], arguments: list[str]) -> None:
+        self._tree, self._names, self._arguments = tree, names, arguments
+
+    def rewritten(self, rewrite: Callable[[Code, Mapping[str, Any]], str]) -> str:
+        """What ``rewrite`` makes of the cell, else of the first function that it runs of which it makes anything.
+
+        It gets each with the names that are seen there.
+        """
+        code = rewrite(self._tree, self._names)
+        for one in () if code else called_in(self._tree, self._names):
+            code = rewrite(one.definition, one.names)
+            if code:
+                return f"# in {one.definition.name}:\n{code}"
+        return code
+
+    def in_parts(self, rows: Collection[str], after: int, number: int) -> str:
+        """The step of the cell, or of a function that it gives ``rows`` to, on ``number`` parts of them."""
+        given = {*rows, *given_rows(self._tree, self._names, rows)}
+        return self.rewritten(
+            lambda code, _: in_parts(code, rows if isinstance(code, ast.Module) else sorted(given), after, number)
+        )
+
+    def placed(self, key: str, values: Mapping[str, Any]) -> str:
+        """The statements that spread the model over processes, of the cell or a function that it runs, changed."""
+        code = self.rewritten(lambda tree, names: own_placement(tree, key, values, chains_in(names)))
+        loops = self.rewritten(lambda tree, _: with_gradient_sync_set(tree)) if code and key == "fully_sharded" else ""
+        return "\n\n".join(filter(None, (code, loops)))
+
+    def without_gradients(self) -> str:
+        """The loops that evaluate beside a training, of the cell or a function that it runs, under ``no_grad``."""
+        models = {name for name, value in self._names.items() if is_module(value)}
+        return self.rewritten(lambda tree, _: evaluations_without_gradients(tree, models))
+
+    def with_sizes(self, overridden: Mapping[SizeParameter, int], accumulation: int) -> str:
+        """The statements changed by sizes, and assignments for those that other cells set; with more than one batch per
+        step, the loop, too."""
+        before, words = {ast.unparse(one) for one in self._tree.body}, list(self._arguments)
+        with contextlib.ExitStack() as stack:
+            for parameter, value in overridden.items():
+                stack.enter_context(parameter.override(self._tree, self._names, value))
+            targets = [f"{one.target} = {value}" for one, value in overridden.items() if one.target]
+            if self._arguments != words:
+                return f"%run {shlex.join(self._arguments)}"
+            changed = [*targets, *shown(self._tree, before)]
+            if accumulation == 1 or not changed:
+                return "\n".join(changed)
+            tree = accumulating(self._tree, accumulation)
+            if tree is not None:
+                return "\n".join([*targets, *shown(tree, before)])
+        return "\n\n".join(["\n".join(changed), self._loop_elsewhere(accumulation)])
+
+    def _loop_elsewhere(self, accumulation: int) -> str:
+        """The loop of a function that the cell runs, which accumulates, or what to do."""
+        for one in called_in(self._tree, self._names):
+            name = one.definition.name
+            tree = accumulating(ast.Module([one.definition], []), accumulation)
+            if tree is not None:
+                is_notebooks = is_cell(one.file) and getattr(self._names.get(name), "__name__", "") == name
+                return "\n".join(shown(tree, ())) if is_notebooks else loop_of(tree)
+        return f"# step the optimizer every {accumulation} batches and divide each loss by that number"
+
+
+def chains_in(names: Mapping[str, Any]) -> set[str]:
+    """The names of sequences of layers."""
+    return {name for name, value in list(names.items()) if type(value).__name__ == "Sequential"}
