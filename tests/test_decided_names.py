@@ -162,7 +162,7 @@ def test_cells_follow_names_of_plain_cells_and_say_so(shell: Any, capsys: Any, m
     shell.run_cell(f"import torch\nfrom torch import nn\n{WAYS['text']}{TRAIN}")  # not in the history either
     shell.run_cell("%%gpumem --no-plot -o report\ntrain()", store_history=True)
     said = capsys.readouterr().out
-    assert said.startswith("This machine has no GPU, so earlier cells decided device = 'cpu'")
+    assert said.startswith("This machine has no GPU, so earlier cells set device = 'cpu'")
     assert shell.user_ns["report"].breakdown["parameter"] > 4 * MIB and shell.user_ns["device"] == "cpu"
     monkeypatch.setenv("OOM_MAGIC_LANG", "zh")
     shell.run_cell("device = 'cpu'")  # now by the user

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import Any
 
@@ -137,3 +138,40 @@ def test_code_that_refers_to_itself_is_gone_through() -> None:
         "def step():\n    assert node.me.other.net.linear.weight.is_cuda\n"
     )
     om.dry_run(notebook.step)
+
+
+FORMS = {  # of a device that was decided without a GPU, and where it is read
+    "branches that print": ("if torch.cuda.is_available():\n    dev = 'cuda'\n    print('GPU')\nelse:\n    dev = 'cpu'\n"
+                            "    print('no GPU')", "dev"),
+    "parser": ("import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('-d', '--my-device', "
+               "default=device)\nargs = parser.parse_args([])", "args.my_device"),
+    "set on arguments": ("import argparse\nargs = argparse.Namespace(no_cuda=False)\nargs.cuda = not args.no_cuda and "
+                         "torch.cuda.is_available()\nargs.device = torch.device('cuda' if args.cuda else 'cpu')",
+                         "args.device"),
+    "factory": ("import dataclasses\n@dataclasses.dataclass\nclass Config:\n    device: str = dataclasses.field("
+                "default_factory=lambda: device)\ncfg = Config()", "cfg.device"),
+    "after the fields": ("import dataclasses\n@dataclasses.dataclass\nclass Config:\n    device: str = ''\n"
+                         "    def __post_init__(self):\n        self.device = self.device or device\ncfg = Config()",
+                         "cfg.device"),
+    "closure": ("def make(where):\n    def get():\n        return where\n    return get\nget = make(device)", "get()"),
+    "a file's name": ("from file_with_device import where", "where"),
+    "a file's attribute": ("import file_with_device", "file_with_device.where"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_device_in_another_form_is_the_gpu_s(form: str, tmp_path: Any, monkeypatch: Any) -> None:
+    code = "import torch\nwhere = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
+    (tmp_path / "file_with_device.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "file_with_device", raising=False)
+    made, device = FORMS[form]
+    notebook = notebook_of(f"{TOP}{made}\ndef step():\n    assert torch.ones(2, device={device}).is_cuda\n")
+    report = om.dry_run(notebook.step)
+    assert any("GPU" in one.text for one in report.assumptions)
+    assert torch.device(eval(device, vars(notebook))).type == "cpu"
+
+
+def test_members_of_an_enum_are_left() -> None:
+    notebook = notebook_of(TOP + "import enum\nclass Dev(enum.Enum):\n    MAIN = device\ndef step():\n    net(x)\n")
+    assert om.dry_run(notebook.step).peak_allocated_bytes and notebook.Dev.MAIN.value == "cpu"

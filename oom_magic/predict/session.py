@@ -179,7 +179,7 @@ class DrySession:
         raised; ``report`` then holds what was traced so far.
         """
         error = ""
-        self.decided = list(map(DecidedNames.of, namespaces)) if decided is None else list(decided)
+        self.decided = DecidedNames.in_all(namespaces, decided)
         if any(recorder.blocks for recorder in self.recorders):
             collect_garbage()  # free garbage on the card before this run, not during it
         self._restart()

@@ -13,6 +13,8 @@ import ast
 import builtins
 import contextlib
 import linecache
+import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
@@ -31,7 +33,7 @@ from oom_magic.predict.instrumentation.decided.placements import (
     optimizer_state,
     tensors_placed,
 )
-from oom_magic.predict.isolation.reach import codes_of_other_threads
+from oom_magic.predict.isolation.reach import codes_of_other_threads, is_users_module
 from oom_magic.predict.isolation.run_threads import threads_of_run
 from oom_magic.user_code import is_users_file
 
@@ -49,6 +51,7 @@ _EXPRESSIONS = (
     ast.JoinedStr, ast.FormattedValue, ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Call, ast.keyword, ast.Starred,
     ast.Slice, ast.expr_context, ast.boolop, ast.operator, ast.unaryop, ast.cmpop,
 )  # fmt: skip
+_IMPORTS = re.compile(r"^\s*from\s+([\w.]+)\s+import\b", re.MULTILINE)
 _FILE = "<ipython-input-decided>"  # counts as the user's code
 _ABSENT = object()
 
@@ -96,7 +99,7 @@ class DecidedNames:
         """
         found = cls(namespace, {} if above is None else above)
         sources = list(sources_of(namespace) if sources is None else sources)
-        is_asking = any(question in source for source in sources for question in _QUESTIONS)
+        is_asking = any(map(_names_question, sources)) or any(map(_is_asking_module, _modules_named(sources)))
         if torch.cuda.is_available() or not (is_asking or presumed):
             return found
         decided = {name: _as_gpu(name, namespace[name]) for name in presumed}
@@ -114,6 +117,20 @@ class DecidedNames:
         found.places = read_placements(statements, namespace, _QUESTIONS, presumed)
         found._check(decided)
         return found
+
+    @classmethod
+    def in_all(cls, namespaces: Sequence[dict[str, Any]], decided: Sequence[DecidedNames] | None) -> list[DecidedNames]:
+        """Those of the namespaces (None: read here), after those of the user's modules that names stand for, or that
+        define what they stand for."""
+        known = set(map(id, namespaces))
+        found: dict[int, dict[str, Any]] = {}
+        values = [value for names in namespaces for value in list(names.values())]
+        for value in (*values, *_imported_from(namespaces)):
+            is_defined = isinstance(value, (FunctionType, type))
+            module = sys.modules.get(value.__module__ or "") if is_defined else value
+            if isinstance(module, ModuleType) and is_users_module(module) and id(vars(module)) not in known:
+                found[id(vars(module))] = vars(module)
+        return [*map(cls.of, found.values()), *(map(cls.of, namespaces) if decided is None else decided)]
 
     def _check(self, decided: Mapping[str, ast.stmt]) -> None:
         """Keep names that still have the value of their statement; others were set elsewhere."""
@@ -207,7 +224,8 @@ class DecidedNames:
 
 def decided_sentence(decided: Sequence[DecidedNames]) -> str:
     """The report's sentence about them, or about what was placed without such a name, in one line."""
-    decisions = [decision for one in decided for decision in one.decisions]
+    found = [decision for one in decided for decision in one.decisions]
+    decisions = list({(one.name, shown(one.before), shown(one.now)): one for one in found}.values())
     if not decisions:
         placed = [name for one in decided for name in one.placed]
         return ngettext(
@@ -308,6 +326,24 @@ def shown(value: Any) -> str:
     return repr(str(value)) if isinstance(value, torch.device) else repr(value)
 
 
+def _names_question(source: str) -> bool:
+    return any(question in source for question in _QUESTIONS)
+
+
+def _imported_from(namespaces: Sequence[dict[str, Any]]) -> list[ModuleType]:
+    return [module for names in namespaces for module in _modules_named(sources_of(names))]
+
+
+def _modules_named(sources: Iterable[str]) -> list[ModuleType]:
+    """The user's modules from which code imports names."""
+    found = {name for source in sources for name in _IMPORTS.findall(source)}
+    return [module for module in map(sys.modules.get, sorted(found)) if module is not None and is_users_module(module)]
+
+
+def _is_asking_module(module: ModuleType) -> bool:
+    return any(map(_names_question, sources_of(vars(module))))
+
+
 def sources_of(namespace: Mapping[str, Any]) -> list[str]:
     """The cells that ran in a notebook's namespace, or the file of a module's."""
     cells, file = namespace.get("In"), namespace.get("__file__")
@@ -319,7 +355,20 @@ def sources_of(namespace: Mapping[str, Any]) -> list[str]:
 def _statements(sources: Iterable[str]) -> Iterator[ast.stmt]:
     for source in sources:
         with contextlib.suppress(SyntaxError, ValueError):  # then it did not run either
-            yield from ast.parse(source).body
+            yield from map(_without_output, ast.parse(source).body)
+
+
+def _without_output(statement: ast.stmt) -> ast.stmt:
+    """A statement whose branches print nothing: what they compute can then be computed again."""
+    if isinstance(statement, ast.If):
+        statement.body, statement.orelse = (
+            list(map(_without_output, part)) for part in (statement.body, statement.orelse)
+        )
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        function = statement.value.func
+        if isinstance(function, ast.Name) and function.id == "print":
+            return ast.copy_location(ast.Pass(), statement)
+    return statement
 
 
 def _parts(node: ast.AST) -> Iterator[ast.AST]:
@@ -340,15 +389,25 @@ def _loaded(statement: ast.stmt) -> set[str]:
 
 
 def _assigned(statement: ast.stmt) -> set[str]:
+    if isinstance(statement, ast.ImportFrom):
+        return {one.asname or one.name for one in statement.names}
     return {
         node.id for node in _running(statement) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
     }
 
 
 def _asks(statement: ast.stmt, namespace: Mapping[str, Any]) -> bool:
-    """Whether a statement asks for the GPU, directly or through a function of the user's."""
+    """Whether a statement asks for the GPU, directly, through a function or from a module of the user's."""
+    if isinstance(statement, ast.ImportFrom):
+        return _is_imported(statement)
     calls = [node.func for node in _running(statement) if isinstance(node, ast.Call)]
     return any(_is_question(call) or _asking_function(call, namespace) is not None for call in calls)
+
+
+def _is_imported(statement: ast.ImportFrom) -> bool:
+    """Whether names come from a module of the user's that asks, and is there already."""
+    module = None if statement.level else sys.modules.get(statement.module or "")
+    return module is not None and is_users_module(module) and _is_asking_module(module)
 
 
 def _is_question(call: ast.expr) -> bool:
@@ -368,6 +427,8 @@ def _is_computed(statement: ast.stmt, namespace: Mapping[str, Any]) -> bool:
         return _is_pure(statement.test, namespace) and all(
             _is_computed(one, namespace) for one in (*statement.body, *statement.orelse)
         )
+    if isinstance(statement, (ast.Pass, ast.ImportFrom)):
+        return isinstance(statement, ast.Pass) or _is_imported(statement)
     targets: list[ast.expr]
     if isinstance(statement, ast.AnnAssign):
         targets, value = [statement.target], statement.value

@@ -266,7 +266,9 @@ class _Reader:
         return Where.ASKED if found is Where.DEVICE else found
 
     def _place_boolop(self, node: ast.BoolOp) -> Place:
-        return joined(map(self.place, node.values))
+        values = list(map(self.place, node.values))
+        found = joined(values)
+        return Where.ASKED if found is Where.UNKNOWN and Where.ASKED in values else found
 
     def _place_unaryop(self, node: ast.UnaryOp) -> Place:
         return computed([self.place(node.operand)])
@@ -362,12 +364,32 @@ class _Reader:
             self._filled(node, args)
             return Where.UNKNOWN
         called = self._called(node.func)
-        if name == "partial":
-            return PlacedParts(dict(options.items()))
         if isinstance(called, PlacedParts) and called.is_class:
             return self._instance(called, args, options)
         if isinstance(called, Function):
             return self._call(called, args, options)
+        settings = self._settings(name, node, options)
+        return self._made(node, args, options, called) if settings is None else settings
+
+    def _settings(self, name: str, node: ast.Call, options: dict[str, Place]) -> Place | None:
+        """What calls of ``functools``, ``dataclasses`` and ``argparse`` give; None for others."""
+        if name == "partial":
+            return PlacedParts(dict(options.items()))
+        if name == "field":
+            made = options.get("default_factory")
+            return self._call(made, [], {}) if isinstance(made, Function) else options.get("default", Where.UNKNOWN)
+        if name == "add_argument" and isinstance(node.func, ast.Attribute):
+            self._fill(node.func.value, _destination(node), options.get("default", Where.UNKNOWN))
+            return Where.UNKNOWN
+        if name in ("parse_args", "parse_known_args") and isinstance(node.func, ast.Attribute):
+            parser = self.place(node.func.value)
+            told = PlacedParts(dict(parser.items)) if isinstance(parser, PlacedParts) else Where.UNKNOWN
+            return told if name == "parse_args" else PlacedParts({0: told})
+        return None
+
+    def _made(self, node: ast.Call, args: list[Place], options: dict[str, Place], called: Place) -> Place:
+        """The place of what a library's function gives."""
+        name = _name_of(node.func)
         named = next((options[one] for one in _DEVICE_ARGUMENTS if options.get(one) in (*_ON_GPU, Where.HOST)), None)
         if named is not None:
             return Where.GPU if named in _ON_GPU else Where.HOST
@@ -447,9 +469,11 @@ class _Reader:
         for one in reversed(list(self._lines(kind))):
             made.items |= one.items
         made.items |= {name: value for name, value in options.items() if name in made.items}  # of a dataclass
-        begin = self._method(made, "__init__")
+        begin, rest = self._method(made, "__init__"), self._method(made, "__post_init__")
         if begin is not None:
             self._call(begin, args, options)
+        elif rest is not None:  # a dataclass's
+            self._call(rest, [], {})
         return made
 
     def _method(self, owner: PlacedParts, name: str, after: PlacedParts | None = None) -> Function | None:
@@ -501,6 +525,14 @@ class _Reader:
 
 def _name_of(func: ast.expr) -> str:
     return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+
+
+def _destination(node: ast.Call) -> str:
+    """The attribute of an argument that ``add_argument`` adds."""
+    named = [one.value for one in node.keywords if one.arg == "dest"]
+    texts = [one.value for one in (*named, *node.args) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    found = next((one for one in texts if one.startswith("--")), texts[0] if texts else "")
+    return (texts[0] if named and texts else found).lstrip("-").replace("-", "_")
 
 
 def _after(kinds: list[PlacedParts], one: PlacedParts) -> list[PlacedParts]:

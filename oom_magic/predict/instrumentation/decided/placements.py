@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -107,6 +108,14 @@ def name_gpu(place: Place, value: Any, within: tuple[Place, ...] = ()) -> Iterat
     """
     if isinstance(place, Function) and isinstance(value, FunctionType):
         yield from _name_gpu_by_default(place.defaults, value)
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            with contextlib.suppress(ValueError):  # nothing in it yet
+                held = cell.cell_contents
+                if place.names.get(name) is Where.DEVICE and is_cpu(held):
+                    yield functools.partial(setattr, cell, "cell_contents", held)
+                    cell.cell_contents = as_gpu(held)
+    elif isinstance(value, type) and issubclass(value, Enum):
+        return  # its members cannot be set
     elif isinstance(place, PlacedParts) and place.is_class and isinstance(value, type):
         for name, held in list(vars(value).items()):
             if place.items.get(name) is Where.DEVICE and is_cpu(held):
