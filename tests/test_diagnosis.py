@@ -149,7 +149,7 @@ def test_what_is_set_already_is_not_proposed_against_fragmentation(before, first
         (render("T6", Numbers(pool=GIB))[0], "fact_private_pools"),
         (render("T1", Numbers())[0], "fact_cached_excludes_allocated"),
         (render("hip", Numbers(free=99 * GIB))[0], "fact_free_above_capacity"),
-        (f"gradient_accumulation_steps: 2\n{MESSAGE}", "fact_accumulation"),
+        (f"I use gradient accumulation.\n{MESSAGE}", "fact_accumulation"),
         (f"batch 32, 梯度累积 4 步\n{MESSAGE}", "fact_accumulation"),
         (
             "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU \n",

@@ -267,12 +267,12 @@ _NUMBERS = (
         ),
         pytest.param(
             "E tensorflow/stream_executor/rocm/rocm_driver.cc:600] failed to allocate 890.06M (933298432 bytes) from device:"
-            " HIP_ERROR_OutOfMemory\nI get the same error with ROCm 5.6", ["Check with rocm-smi"],
+            " HIP_ERROR_OutOfMemory\nI get the same error with ROCm 5.6", ["rocm-smi"],
             ["Close the other programs that use this device"], id="others that nobody has seen",
         ),
         pytest.param(
             "llm = LLM(model=path)\nvllm: torch.OutOfMemoryError: CUDA out of memory, in capture_model",
-            ["gpu_memory_utilization=LESS", "0.9 unless set", "max_num_seqs=LESS"], ["--gpu", r"=0\.\d", r"seqs=\d"],
+            ["gpu_memory_utilization=LESS", "0.9 unless set", "max_num_seqs,"], ["--gpu", r"=0\.\d", r"seqs=\d"],
             id="a limit that the text does not give",
         ),
         pytest.param(
@@ -297,7 +297,7 @@ _NUMBERS = (
                 f"rocm_driver.cc:606] failed to allocate {size} from device: HIP_ERROR_OutOfMemory"
                 for size in ("127.99TiB (140729850295296 bytes)", "115.19TiB (126656857505792 bytes)", "3 TiB")
             ),
-            ["no device has", "compatible versions"], ["A smaller batch", "ALLOW_GROWTH", "Print"], id="a misreported device",
+            ["no device has", r"compatible\s+versions"], ["A smaller batch", "ALLOW_GROWTH", "Print"], id="a misreported device",
         ),
         pytest.param(
             "RuntimeError: Invalid buffer size: 4.00 GB on my Mac when it exceeds 1024 image output", ["attention scores"],
@@ -322,7 +322,7 @@ _NUMBERS = (
             id="models beside it",
         ),
         pytest.param(
-            f"The training fails for larger meshes: CUDA out of memory. {_NUMBERS}", ["that takes the code"], ["--model"],
+            f"The training fails for larger meshes: CUDA out of memory. {_NUMBERS}", [], ["--model"],
             id="meshes are no tokens",
         ),
         pytest.param(
@@ -351,11 +351,11 @@ _NUMBERS = (
             ["newer version"], ["weights do not fit"], id="what grows has been loaded",
         ),
         pytest.param(
-            "RESOURCE_EXHAUSTED: Failed to allocate request for 176.00MiB (184549376B) on device ordinal 0", ["Check with"],
+            "RESOURCE_EXHAUSTED: Failed to allocate request for 176.00MiB (184549376B) on device ordinal 0", ["PREALLOCATE"],
             ["Close the other programs that", "kill"], id="nobody else seen",
         ),
         pytest.param(
-            f"It works for short audio, with longer files it results in: CUDA out of memory. {_NUMBERS}", ["that takes the code"],
+            f"It works for short audio, with longer files it results in: CUDA out of memory. {_NUMBERS}", [],
             ["--model"], id="audio is no language model",
         ),
         pytest.param(

@@ -22,12 +22,12 @@ _OF_SCORES = (
     ("text", "said", "not_said"),
     [
         pytest.param(
-            'Getting OOM when trying to train a flux lora on a 4060: "ae": "/home/o/ComfyUI/models/vae/ae.sft"', ["training"],
+            'Getting OOM when trying to train a flux lora on a 4060: "ae": "/home/o/ComfyUI/models/vae/ae.sft"', ["fewer bits"],
             ["ComfyUI", "VAE", "picture"], id="a folder of models",
         ),
         pytest.param(
             "When training pv-rcnn out of memory occurs. It happened several times: GPUassert: out of memory iou3d_nms.cpp 103",
-            ["does not|do not"], ["keeps memory alive", "memory is not released"], id="it happened several times",
+            ["does not|do\\snot"], ["keeps memory alive", "memory is not released"], id="it happened several times",
         ),
         pytest.param(
             "MemoryError: Unable to allocate 52.0 GiB for an array with shape (83520, 83520) and data type float64\n\nwhen I run"
@@ -234,7 +234,7 @@ _OF_SCORES = (
         pytest.param(
             "I train a U-Net on medical images, CUDA out of memory. Tried to allocate 512.00 MiB (GPU 0; 11.91 GiB total capacity;"
             " 10.96 GiB already allocated; 212.00 MiB free; 11.04 GiB reserved in total by PyTorch)",
-            ["does\\snot\\syet"], ["loader", "with torch.autocast"], id="no code is shown to prose",
+            ["still\\soff"], ["loader", "with torch.autocast"], id="no code is shown to prose",
         ),
         pytest.param(
             "TXT2IMG with Hires.fix, stable-diffusion-webui: CUDA out of memory. Tried to allocate 426.00 MiB (GPU 0; 23.99 GiB total"

@@ -297,9 +297,11 @@ def _may_be_of_language_model(failure: Failure, clues: Clues, has_dims: bool, is
 
     If a run failed here, or an author describes one without sizes, something must show that it is about tokens.
     """
-    is_described = is_live or clues.has_prose or "trains" in clues.run.told
-    if is_described and not (has_dims or clues.frameworks or "attends" in clues.run.told):
+    if is_live and not (has_dims or clues.frameworks or "attends" in clues.run.told):
         return False
+    is_described = clues.has_prose or "trains" in clues.run.told
+    if is_described and not (is_live or has_dims):
+        return False  # with a model that is not known, many sizes fit by chance
     if "of_latents" in clues.run.told:
         return False
     if clues.tensor is None and _OTHER_TENSOR.search(clues.code):
@@ -316,10 +318,10 @@ def _may_be_of_language_model(failure: Failure, clues: Clues, has_dims: bool, is
 
 
 def _innermost_frame(clues: Clues) -> str:
-    """File name and line of the innermost frame of a pasted traceback."""
+    """File name and line of the frame whose line is quoted, else of the innermost frame of a pasted traceback."""
     if not clues.frames:
         return ""
-    frame = clues.frames[-1]
+    frame = next((one for one in reversed(clues.frames) if one.code and one.code == clues.code), clues.frames[-1])
     return f"{Path(frame.path).name}:{frame.line}" if frame.line else Path(frame.path).name
 
 

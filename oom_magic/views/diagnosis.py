@@ -19,7 +19,7 @@ from oom_magic.explain.sentences.catalogue import render_evidence, translate
 from oom_magic.language import Language
 from oom_magic.predict.setups.setup import in_words
 from oom_magic.views.blocks import Block, Code, Description, Details, Part, Parts, Sentence, Table, register
-from oom_magic.views.remedies import Wording, best_remedy, remedies_chart, remedies_details
+from oom_magic.views.remedies import Unpriced, Wording, best_remedy, remedies_chart, remedies_details
 
 _HUES = {
     "budget_allocated": "parameter",
@@ -80,6 +80,11 @@ _GENERAL_SAVINGS: dict[str, tuple[str, dict[str, str | int]]] = {
 _CONDITIONAL_REMEDIES = {"checkpointing": "checkpointing_setting", "mixed_precision": "half_setting", "fsdp": "fsdp_if"}
 _MOST_MISSING = 2
 _UNINFORMATIVE_NOTES = ("tensor_not_printed", "tensor_unknown_model")
+# Evidence that only says what kind of run a text is about, which its reader knows.
+_SAYS_LITTLE = ("training_told", "inference_told", "computing_told", "precedents")
+_MOST_OPEN = 2  # causes that a text leaves as open as the likeliest
+# Checks that are worth making though the cause is certain: they say how much was missing.
+_SAYS_HOW_MUCH = ("check_host_ram_slurm", "check_host_ram_pod", "check_host_ram_windows")
 _SERVERS = ("vllm", "sglang", "server")  # they take a share of the device and fill it
 _RESERVING_KEYS = ("program_reserves", "told_generation")
 _CACHE_SUFFIXES = {"vllm": "_cache", "sglang": "_cache", "vllm_context": "_context"}
@@ -99,10 +104,14 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Description:
     """What happened, why and what to change, each in a line; below them everything that is known."""
     lang = diagnosis.lang
     blocks: list[Block] = []
+    first = ""
     if diagnosis.main_failure is not None or diagnosis.cause is not Cause.UNKNOWN:
-        blocks += [*_what(diagnosis), _why(diagnosis), *_change(diagnosis)]
+        first = best_remedy(diagnosis.remedies, lang) or _advice(diagnosis, lang)
+        blocks += [*_what(diagnosis), _why(diagnosis), _change(diagnosis, first)]
     blocks += remedies_chart(diagnosis.remedies, diagnosis.as_is, lang)
-    blocks += [*_budget(diagnosis), *remedies_details(diagnosis.remedies, lang, diagnosis.as_is, diagnosis.run)]
+    heading = "heading_if_so" if _is_checked_first(diagnosis) else "heading_changes"
+    unpriced = Unpriced(diagnosis.run, first, translate(heading, lang))
+    blocks += [*_budget(diagnosis), *remedies_details(diagnosis.remedies, lang, diagnosis.as_is, unpriced)]
     blocks += [*_tensors(diagnosis), *_evidence(diagnosis), *_possible(diagnosis)]
     blocks += [*_numbers(diagnosis), *_story(diagnosis), *_holders(diagnosis), *_message(diagnosis)]
     return Description(_title(diagnosis), tuple(blocks))
@@ -126,9 +135,17 @@ def _what(diagnosis: Diagnosis) -> Iterator[Block]:
     failure, lang = diagnosis.main_failure, diagnosis.lang
     if failure is None:
         return
-    meaning = meaning_of(failure, PROGRAMS_BY_KEY.get(diagnosis.program))
-    text = _asked(failure, lang) or render_evidence(meaning, lang)
+    said = _said_first(diagnosis)
+    text = _asked(failure, lang) if said is None else render_evidence(said, lang)
     yield Sentence(translate("line_what", lang, text=text), "warning" if diagnosis.is_oom is None else "bad")
+
+
+def _said_first(diagnosis: Diagnosis) -> Evidence | None:
+    """What a message that prints no request means, as the first line says it; None without such a message."""
+    failure = diagnosis.main_failure
+    if failure is None or _asked(failure, diagnosis.lang):
+        return None
+    return meaning_of(failure, PROGRAMS_BY_KEY.get(diagnosis.program))
 
 
 def _asked(failure: Failure, lang: Language) -> str:
@@ -202,18 +219,26 @@ def _why(diagnosis: Diagnosis) -> Block:
     cause = _cause(diagnosis.cause, diagnosis)
     if diagnosis.confidence is Confidence.OPEN:
         if diagnosis.possible:
-            likeliest = diagnosis.possible[0]
-            first = _cause(likeliest.cause, diagnosis)
-            cause = translate("why_possible", lang, cause=first, check=render_evidence(likeliest.check, lang))
+            cause = translate("why_possible", lang, cause=_cause(diagnosis.possible[0].cause, diagnosis))
         return Sentence(translate("line_why_open", lang, text=cause), "strong")
     confidence = translate(f"confidence_{diagnosis.confidence.value}", lang)
     return Sentence(translate("line_why", lang, text=cause, confidence=confidence), "strong")
 
 
-def _change(diagnosis: Diagnosis) -> Iterator[Block]:
+def _is_checked_first(diagnosis: Diagnosis) -> bool:
+    """Whether the check that settles the likeliest cause comes before any change: a text that leaves it open."""
+    is_evaluated = any(one.needed_bytes is not None for one in diagnosis.remedies)
+    return diagnosis.confidence is Confidence.OPEN and bool(diagnosis.possible) and not is_evaluated
+
+
+def _change(diagnosis: Diagnosis, first: str) -> Block:
+    """What to do first: the change, or the check that decides whether it is the right one."""
     lang = diagnosis.lang
-    text = best_remedy(diagnosis.remedies, lang) or _advice(diagnosis, lang)
-    yield Sentence(translate("line_best", lang, text=text), "good")
+    if not _is_checked_first(diagnosis):
+        return Sentence(translate("line_best", lang, text=first), "good")
+    check = render_evidence(diagnosis.possible[0].check, lang)
+    key = "line_check_and" if diagnosis.remedies else "line_check"
+    return Sentence(translate(key, lang, check=check, text=first), "good")
 
 
 def _advice(diagnosis: Diagnosis, lang: Language) -> str:
@@ -224,22 +249,20 @@ def _advice(diagnosis: Diagnosis, lang: Language) -> str:
     first = diagnosis.remedies[0] if diagnosis.remedies else None
     is_told = diagnosis.program or is_named_by_message(diagnosis)
     is_told = is_told or (diagnosis.cause is Cause.FRAGMENTATION and diagnosis.expandable_segments)
-    in_evaluation = is_evaluation(diagnosis) or any(one.key == "grows_in_evaluation" for one in diagnosis.evidence)
-    in_evaluation = in_evaluation and first is not None and first.key == "no_grad"
     is_usual = first is None or first.key in AGAINST.get(diagnosis.cause, ())[:1]
     said = _ADVISED_STEPS.get(diagnosis.cause, set())
     is_usual = is_usual and (first is None or said <= {one.key for one in diagnosis.remedies})
-    is_told = is_told or not (is_usual or in_evaluation)  # the usual advice begins with a step that is not for this run
+    is_told = is_told or not is_usual  # the usual advice begins with a step that is not for this run
     if first is not None and (code_of(first.key, diagnosis) is not None or is_told or first.key in _SPECIFIC_REMEDIES):
         return render_evidence(Evidence(f"remedy_{first.key}", first.values), lang)
     if diagnosis.phase == "saving" and diagnosis.cause is Cause.WEIGHTS_TOO_BIG:
         return translate("advice_saving", lang, code=_STATE_ON_HOST)
-    key = "advice_evaluation" if in_evaluation else f"advice_{diagnosis.cause.value}"
-    return translate(key, lang, tool=device_tool(diagnosis.backend))
+    return translate(f"advice_{diagnosis.cause.value}", lang, tool=device_tool(diagnosis.backend))
 
 
 def _budget(diagnosis: Diagnosis) -> Iterator[Block]:
-    if diagnosis.budget is not None:
+    is_known = diagnosis.budget is not None and any(row.key != "budget_not_said" for row in diagnosis.budget.rows)
+    if diagnosis.budget is not None and is_known:
         whole = "budget_limit" if diagnosis.backend == "mps" else "budget_capacity"
         yield from _budget_blocks(diagnosis.budget, whole, diagnosis.lang)
 
@@ -277,7 +300,9 @@ def _tensors(diagnosis: Diagnosis) -> Iterator[Block]:
 
 def _evidence(diagnosis: Diagnosis) -> Iterator[Block]:
     lang = diagnosis.lang
-    sentences = [render_evidence(item, lang) for item in _located(diagnosis)]
+    first = _said_first(diagnosis)
+    items = [one for one in _located(diagnosis) if one != first and one.key not in _SAYS_LITTLE]
+    sentences = [render_evidence(one, lang) for one in items]
     if diagnosis.frameworks or diagnosis.systems:
         names = ", ".join((*diagnosis.frameworks, *diagnosis.systems))
         sentences.append(translate("frameworks_seen", lang, names=names))
@@ -290,14 +315,22 @@ def _evidence(diagnosis: Diagnosis) -> Iterator[Block]:
 
 
 def _possible(diagnosis: Diagnosis) -> Iterator[Block]:
-    """Every cause that the text leaves possible: its degree, its evidence, and the check that would settle it."""
+    """The check that settles the cause, unless it is certain or checked first, and the other causes with theirs."""
     lang = diagnosis.lang
     blocks: list[Block] = []
+    is_on_top = _is_checked_first(diagnosis)
     for one in diagnosis.possible:
+        is_settled = is_on_top or (one.confidence is Confidence.CERTAIN and one.check.key not in _SAYS_HOW_MUCH)
         degree = translate(f"confidence_{one.confidence.value}", lang)
-        if one.cause is diagnosis.cause:
-            blocks.append(Sentence(f"• {translate('possible_first', lang, check=render_evidence(one.check, lang))}"))
+        if one.cause is diagnosis.cause or (is_settled and one is diagnosis.possible[0]):
+            if not is_settled:
+                blocks.append(
+                    Sentence(f"• {translate('possible_first', lang, check=render_evidence(one.check, lang))}")
+                )
             continue
+        is_like_others = diagnosis.confidence is Confidence.OPEN and len(blocks) < _MOST_OPEN
+        if one.confidence is Confidence.OPEN and not is_like_others:
+            continue  # hardly anything speaks for it
         cause = _cause(one.cause, diagnosis)
         text = translate("possible_also", lang, cause=cause, confidence=degree, check=render_evidence(one.check, lang))
         blocks.append(Sentence(f"• {text}", "quiet"))

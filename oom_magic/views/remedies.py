@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
@@ -30,7 +31,16 @@ _WAYS = {
 _BY_COMMAND = ("price_by_settings", "price_by_settings_too")
 _NOT_ASKED = "reason_fast"
 _STOPS = ".。"
-_NO_RUN: Mapping[str, int | str] = {}
+
+
+@dataclass(frozen=True)
+class Unpriced:
+    """How remedies are shown where none is evaluated: what is known of the ``run``, the ``first`` thing to do, which
+    stands on top already, and the ``heading`` over the others."""
+
+    run: Mapping[str, int | str]
+    first: str
+    heading: str
 
 
 def best_remedy(remedies: Sequence[Remedy], lang: Language) -> str:
@@ -84,36 +94,42 @@ def _verdict_word(remedy: Remedy, lang: Language) -> str:
 
 
 def remedies_details(
-    remedies: Sequence[Remedy], lang: Language, as_is: AsItIs | None = None, run: Mapping[str, int | str] = _NO_RUN
+    remedies: Sequence[Remedy], lang: Language, as_is: AsItIs | None, unpriced: Unpriced
 ) -> list[Block]:
-    """Tables of the evaluated and the unevaluated remedies, with reasons and code to paste; empty without remedies.
-
-    ``run`` is what is known of the run where none is evaluated.
-    """
-    if not remedies:
-        return []
+    """Tables of the evaluated and the unevaluated remedies, with reasons and code to paste; empty without remedies."""
     wording = Wording(remedies, lang)
     evaluated = [one for one in remedies if one.needed_bytes is not None]
-    blocks: list[Block] = []
-    if evaluated:
-        columns = tuple(translate(f"column_{name}", lang) for name in _COLUMNS)
-        now: tuple[tuple[Cell, ...], ...] = ()
-        if as_is is not None:
-            now = ((translate("row_as_it_is", lang), as_is.needed_bytes, "", _as_it_is_word(as_is, lang), "", ""),)
-        blocks.append(Table(columns, (*now, *(_row(one, wording) for one in evaluated))))
-    unevaluated = [one for one in remedies if one.needed_bytes is None]
-    notes = [_note(one, lang) for one in unevaluated]
+    if not evaluated:
+        blocks = [*_named(remedies, wording, unpriced)]
+        return [Details(unpriced.heading, tuple(blocks))] if blocks else []
+    columns = tuple(translate(f"column_{name}", lang) for name in _COLUMNS)
+    now: tuple[tuple[Cell, ...], ...] = ()
+    if as_is is not None:
+        now = ((translate("row_as_it_is", lang), as_is.needed_bytes, "", _as_it_is_word(as_is, lang), "", ""),)
+    rows = Table(columns, (*now, *(_row(one, wording) for one in evaluated)))
+    others = [one for one in remedies if one.needed_bytes is None]
+    named = (Sentence(f"• {wording.of(one)}{_note(one, lang)}", "quiet") for one in others)
+    codes = (_how(one, wording) for one in remedies if one.code and _is_worthwhile(one))
+    return [Details(translate("heading_remedies", lang), (rows, *named, *codes))]
+
+
+def _named(remedies: Sequence[Remedy], wording: Wording, unpriced: Unpriced) -> Iterator[Block]:
+    """Remedies without a price, each with its code below it, and the ways to prices."""
+    lang = wording.lang
+    notes = [_note(one, lang) for one in remedies]
     is_shared = len(notes) > 1 and len(set(notes)) == 1
-    for one, note in zip(unevaluated, notes, strict=True):
-        blocks.append(Sentence(f"• {wording.of(one)}{'' if is_shared else note}", "quiet" if evaluated else "plain"))
+    for one, note in zip(remedies, notes, strict=True):
+        said = f"{wording.of(one)}{'' if is_shared else note}"
+        if said != unpriced.first:
+            yield Sentence(f"• {said}")
+        if one.code and _is_worthwhile(one):
+            yield Code(code_in(lang, one.code), one.language)
     if is_shared and notes[0]:
-        blocks.append(Sentence(notes[0].strip(" ()"), "quiet"))
+        yield Sentence(notes[0].strip(" ()"), "quiet")
     ways = dict.fromkeys(way for one in remedies if one.note is not None for way in _WAYS.get(one.note.key, ()))
-    blocks += [Sentence(translate(way, lang), "quiet") for way in ways]
+    yield from (Sentence(translate(way, lang), "quiet") for way in ways)
     if any(way in _BY_COMMAND for way in ways):
-        blocks.append(Code(_command(run), "bash"))
-    blocks += [_how(one, wording) for one in remedies if one.code and _is_worthwhile(one)]
-    return [Details(translate("heading_remedies", lang), tuple(blocks))]
+        yield Code(_command(unpriced.run), "bash")
 
 
 def _command(run: Mapping[str, int | str]) -> str:

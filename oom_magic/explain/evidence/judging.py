@@ -52,7 +52,6 @@ _MOST_BY_PRECEDENT = 0.55
 # How much the causes of similar reports count beside a text's own evidence.
 _WEIGHT_OF_PRECEDENTS = 0.2
 _LEAST_SHARE = 0.01
-_MOST_PERCENT = 90  # by words alone no cause is surer
 _BEYOND_PRECEDENT = 0.8
 # A request for less than this share of the device is not too big by itself.
 _ALONE_FROM_SHARE = 0.1
@@ -68,6 +67,8 @@ _WORTH_NAMING = 0.12
 _OF_THIS_RUN = 0.6  # what a text says of its own run counts more than what is usual
 # Evidence that says how likely a cause is of runs in general, not of this one.
 _OF_ALL_RUNS = {"precedents", "computing_told", "inference_told", "own_tensors_fill", "program_seen"}
+_BATCH_IS_NOT_IT = {"batch_of_one", "has_batch_of_one", "tried_batch"}
+_OF_ANY_TRAINING = frozenset({"training_told"})
 _SERVERS = ("vllm", "sglang", "server")
 # Causes that are checked in another way where a program infers.
 _AS_INFERENCE = (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS, Cause.MEMORY_FRACTION_LIMIT)
@@ -247,8 +248,7 @@ def _by_precedent(failure: Failure | None, clues: Clues, shares: Mapping[Cause, 
     impossible = (HOST_CAUSES if is_of_device else frozenset()) | _contradicted(failure) | _unshown(failure, clues)
     likely = ((cause, share) for cause, share in shares.items() if cause not in impossible)
     for cause, share in islice(likely, _MOST_POSSIBLE):
-        values = {"percent": min(max(5, 5 * round(20 * share)), _MOST_PERCENT), "count": precedents().num_reports}
-        yield Support(cause, _MOST_BY_PRECEDENT * math.sqrt(share), Evidence("precedents", values))
+        yield Support(cause, _MOST_BY_PRECEDENT * math.sqrt(share), Evidence("precedents"))
 
 
 def _unshown(failure: Failure | None, clues: Clues) -> frozenset[Cause]:
@@ -297,9 +297,14 @@ def _tempered(possible: Sequence[PossibleCause], shares: Mapping[Cause, float]) 
 
 
 def main_failure(failures: Sequence[Failure]) -> Failure | None:
-    """The failure that explains a text best: surely about memory, then the fullest, then the first."""
+    """The failure that explains a text best: surely about memory, then of a size that cannot be, the fullest, the
+    first."""
     certainty = {True: 2, None: 1, False: 0}
-    return max(failures, key=lambda failure: (certainty[failure.is_oom], failure.num_sizes), default=None)
+
+    def rank(failure: Failure) -> tuple[int, bool, int]:
+        return certainty[failure.is_oom], failure.total_bytes is None and is_overflow(failure), failure.num_sizes
+
+    return max(failures, key=rank, default=None)
 
 
 def _supports(failure: Failure | None, clues: Clues, text: str) -> Iterator[Support]:
@@ -420,13 +425,13 @@ def _distinct(reasons: Sequence[Support]) -> tuple[Evidence, ...]:
     return tuple(found)
 
 
-def _is_of_all_runs(evidence: Sequence[Evidence]) -> bool:
-    return all(one.key in _OF_ALL_RUNS for one in evidence)
+def _is_of_all_runs(evidence: Sequence[Evidence], others: frozenset[str] = frozenset()) -> bool:
+    return all(one.key in _OF_ALL_RUNS or one.key in others for one in evidence)
 
 
 def _confidence(degree: float, evidence: Sequence[Evidence]) -> Confidence:
     """How sure a cause is; what is only likely of runs in general is left open."""
-    if _is_of_all_runs(evidence):
+    if _is_of_all_runs(evidence, _OF_ANY_TRAINING):
         return Confidence.OPEN
     if degree >= _CERTAIN_FROM:
         return Confidence.CERTAIN
@@ -500,6 +505,11 @@ def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
     is_shown = "shows_code" in clues.shown or not (clues.has_prose or clues.frames)
     if cause is Cause.WEIGHTS_TOO_BIG and not (trains or is_shown):
         return Evidence(f"check_{cause.value}_inference")
-    if cause is Cause.ACTIVATIONS and (not trains or {"batch_of_one", "has_batch_of_one"} & clues.run.told):
+    if "splats" in clues.run.told and trains and cause in (Cause.ACTIVATIONS, Cause.WEIGHTS_TOO_BIG):
+        return Evidence("check_gaussians")
+    of_batch = {"batch_of_one", "has_batch_of_one"} if clues.story.proposals else _BATCH_IS_NOT_IT
+    if cause is Cause.ACTIVATIONS and of_batch & clues.run.told:
+        return Evidence(f"check_{cause.value}_size")
+    if cause is Cause.ACTIVATIONS and not trains:
         return Evidence(f"check_{cause.value}_inference")
     return Evidence(f"check_{cause.value}")

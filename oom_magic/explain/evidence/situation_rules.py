@@ -25,6 +25,8 @@ _LARGEST_DEVICE_BYTES = 512 * GIB
 _ADAM_FACTOR = 8  # weights, gradients and two moments in fp32 for weights in half precision
 _MOST_OF_A_CARD = 0.85
 _LIGHT_PART = 4  # weights that fit the card so many times are not what fills it
+# What is said of a run whose weights do not lie on one card as a whole.
+_NOT_WHOLE = {"shards", "swaps_blocks", "keeps_in_ram", "offloads_parts"}
 _LARGE_WEIGHTS = 12 * GIB  # most cards hold no more
 
 
@@ -150,10 +152,10 @@ def _inputs(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.FRAGMENTATION, -0.45)
         if any(one.kind == "gaussians" for one in clues.inputs):
             yield Support(Cause.WEIGHTS_TOO_BIG, 0.3, Evidence("gaussians_are_parameters"))
-    yield from _of_whole(clues)
+    yield from _of_whole(failure, clues)
 
 
-def _of_whole(clues: Clues) -> Iterator[Support]:
+def _of_whole(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """What is computed over all tokens, pairs or rows; and inputs of which smaller ones were tried."""
     told = clues.run.told
     if "scores_all" in told and clues.tensor is None and not _trains(clues):
@@ -173,8 +175,11 @@ def _of_whole(clues: Clues) -> Iterator[Support]:
     if "adam_costs" in told:
         yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("told_adam"))
         yield Support(Cause.ACTIVATIONS, -0.4)
-    if "smaller_input_no_help" in told and "smaller_batch_helps" not in told:
-        cause = Cause.OPTIMIZER_STATE if _trains(clues) else Cause.WEIGHTS_TOO_BIG
+    is_heavy = clues.weights_bytes is not None and not are_light(failure, clues)
+    is_in_vain = "smaller_input_no_help" in told or ("tried_size" in told and is_heavy)
+    if is_in_vain and "smaller_batch_helps" not in told:
+        is_of_optimizer = _trains(clues) and not clues.trains_few
+        cause = Cause.OPTIMIZER_STATE if is_of_optimizer else Cause.WEIGHTS_TOO_BIG
         yield Support(cause, 0.35, Evidence("smaller_input_no_help"))
         yield Support(Cause.ACTIVATIONS, -0.4)
     if "smaller_input_works" in told:
@@ -187,7 +192,7 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
     """The weights and the card that the text names; each rank that does not shard holds all weights."""
     told = clues.run.told
     weights, card = clues.weights_bytes, (failure.total_bytes if failure is not None else None) or clues.card_bytes
-    if weights is None or "shards" in told:
+    if weights is None or _NOT_WHOLE & told:
         return
     if clues.ram_bytes is not None and clues.ram_bytes < weights and "loads" in told and not _is_of_device(failure):
         values = {"weights_bytes": weights, "ram_bytes": clues.ram_bytes}
@@ -229,6 +234,8 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
     told = clues.run.told
     if clues.frames and clues.phase is not None:
         return
+    if "spills" in told:
+        yield Support(Cause.SYSMEM_FALLBACK, 0.3, Evidence("told_spills"))
     if "merges" in told and clues.phase is None and "killed" not in told:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("told_merging"))
         yield Support(Cause.ACTIVATIONS, -0.4)

@@ -74,6 +74,8 @@ _NO_CONTEXT = re.compile(
 _MOVED = re.compile(r"in _apply\b")
 # DeepSpeed makes the states of Adam when it is set up, in 32 bits.
 _OPTIMIZER_SET_UP = re.compile(r"initialize_optimizer_states|_configure_zero_optimizer|_create_fp32_partitions")
+_SHARE_OF_PADDLE = re.compile(r"FLAGS_fraction_of_gpu_memory_to_use is (0?\.\d{1,3}|1\.0) now")
+_LARGEST_SHARE = 0.9
 _FULL_POOL = re.compile(r"Maximum pool size exceeded|allocated so far: [\d,]{1,20} bytes, limit set to", re.I)
 _WEIGHTS_LOADED = re.compile(r"[Mm]odel (?:weights|loading) (?:took|takes?) (\d{1,4}(?:\.\d{1,4})?) ?Gi?B")
 _MOST_OF_A_DEVICE = 0.85
@@ -85,6 +87,8 @@ _SLOTS = re.compile(r"n_ctx_per_seq \((\d{2,9})\)[\s\S]{0,2000}?kv_size = (\d{2,
 _DATA_FILE = re.compile(
     r"(?:data_?(?:set|loader|module)?s?|cameras?|camera_utils|scene|load_\w+|\w+_(?:dataset|loader))(?:\.py|[/\\]__init__\.py)$"
 )
+# What XLA counts for a whole program before it runs, beside the memory of a core.
+_PROGRAM_SIZE = re.compile(r"Used (\d[\d.]{0,8})([GM]) of (\d[\d.]{0,8})([GM]) hbm")
 _BUFFER_SHAPE = re.compile(r"Shape: [a-z]{1,4}\d{1,2}\[[\d,]+\]")
 
 
@@ -260,6 +264,7 @@ def _frameworks(failure: Failure | None, text: str) -> Iterator[Support]:
         yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("small_request_refused", {"requested_bytes": requested or 0}))
     if failure.backend == "jax":
         yield from _buffer_statistics(text)
+        yield from _program_size(text)
         if _BUFFER_SHAPE.search(text) and (requested or 0) >= _SMALL_FIRST_REQUEST:
             yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
         elif requested and requested < _SMALL_FIRST_REQUEST:
@@ -282,6 +287,10 @@ def _in_logs(text: str) -> Iterator[Support]:
             "weights_bytes": round(float(parts.group(2)) * GIB),
         }
         yield Support(Cause.ACTIVATIONS, 0.7, Evidence("cache_exceeds_weights", values))
+    share = _SHARE_OF_PADDLE.search(text)
+    if share is not None and float(share[1]) < _LARGEST_SHARE:
+        percent = {"percent": round(100 * float(share[1]))}
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.6, Evidence("paddle_share", percent))
     if _FULL_POOL.search(text):
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.6, Evidence("pool_is_full"))
     slots = _SLOTS.search(text)
@@ -317,6 +326,14 @@ def _buffer_statistics(text: str) -> Iterator[Support]:
     values = {"computed_bytes": computed, "parameter_bytes": parameters}
     cause = Cause.ACTIVATIONS if computed > parameters else Cause.WEIGHTS_TOO_BIG
     yield Support(cause, 0.6, Evidence("buffer_statistics", values))
+
+
+def _program_size(text: str) -> Iterator[Support]:
+    """XLA's count of a program that it could not place: parameters are arguments, the rest is computed."""
+    match = _PROGRAM_SIZE.search(text)
+    if match is not None:
+        needed, total = (round(float(match[at]) * (GIB if match[at + 1] == "G" else MIB)) for at in (1, 3))
+        yield Support(Cause.ACTIVATIONS, 0.35, Evidence("program_size", {"needed_bytes": needed, "total_bytes": total}))
 
 
 def computes_plainly(failure: Failure | None, clues: Clues) -> bool:

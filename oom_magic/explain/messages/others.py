@@ -154,7 +154,8 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("slurm_oom_kill", "cpu", True, r"slurm.{0,60}exceeded(?:job|step)memorylimit|cgroupout-of-memoryhandler"),
     ("slurm_oom_kill", "cpu", True, r"srun:error:.{0,60}?task[\d,\-]{1,20}:outofmemory"),
     ("scheduler_oom_kill", "cpu", True, r"pbs:jobkilled:[vp]{0,2}mem|term_memlimit"),
-    ("kernel_oom_killer", "cpu", True, r"outofmemory:kill(?:ed)?process|killedbytheoomkiller"),
+    ("kernel_oom_killer", "cpu", True, r"outofmemory:kill(?:ed)?process|killedbytheoomkiller|invokedoom-?killer"
+        r"|memorycgroupoutofmemory"),
     ("kernel_oom_killer", "cpu", True, r"systemd-oomd(?:\[\d{1,10}\])?:?killed|memorypressurefor.{0,120}being\d"),
     ("pod_oom_kill", "cpu", True, r"reason:oomkilled|oomkilled.{0,40}exitcode:137|nodewaslowonresource:memory"),
     ("scheduler_oom_kill", "cpu", True, r"killedbyyarnforexceeding"),
@@ -185,7 +186,11 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         r"resource_?exhausted:?(?:xla:tpucompilepermanenterror\.?)?(?:ranoutofmemory|"
         r"outofmemory[a-z]{0,30}allocat[a-z]{1,3}(?P<requested_bytes>\d{1,22})bytes)",
     ),
-    ("jax", "jax", True, rf"resource_exhausted:failedtoallocaterequestfor(?P<requested>{SIZE})"),
+    ("jax", "jax", True, rf"resource_?exhausted:failedtoallocaterequestfor(?P<requested>{SIZE})"),
+    (
+        "jax", "jax", True,
+        rf"attemptingtoallocate(?P<requested>{SIZE})\.thatwasnotpossible\.thereare(?P<free>{SIZE})free",
+    ),
     (
         "tensorflow", "tensorflow", True,
         r"failedtoallocate[\d.]{1,12}[kmgt]?i?b?\((?P<requested_bytes>\d{1,22})bytes\)"

@@ -445,7 +445,7 @@ CATALOGUE: Sentences = {
         "The program was not built for this GPU's architecture: install a build that supports it. This is not"
         " about memory."
     ),
-    "meaning_told_device": "The text says that GPU memory ran out; it quotes no message.",
+    "meaning_told_device": "The text says that device memory ran out; it quotes no message.",
     "meaning_told_killed": ("The text says that a process was killed, or that it died without a message."),
     "meaning_told_host": "The text says that host memory (RAM) ran out; it quotes no message.",
     "meaning_told": "The text says that memory ran out; it quotes no message and does not say which memory.",

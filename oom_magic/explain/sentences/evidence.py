@@ -215,8 +215,8 @@ EVIDENCE: Sentences = {
     "told_whole": "The whole graph, image or data set goes through the model at once.",
     "smaller_input_works": "The text says that smaller inputs work.",
     "weights_above_ram": (
-        "A model of the size in the text takes {weights_bytes} for its weights; the computer has {ram_bytes} of"
-        " RAM to load it into."
+        "The model in the text takes {weights_bytes} for its weights; the computer has {ram_bytes} of RAM to load it"
+        " into."
     ),
     "told_no_share": "It also failed without preallocated memory.",
     "told_full_at_any_size": (
@@ -232,9 +232,7 @@ EVIDENCE: Sentences = {
         "Beside the training, a server (vLLM) generates: it reserves its share of a device when it starts."
     ),
     "told_share": "The text is about the share of the device that a program reserves.",
-    "weights_fill_card": (
-        "A model of the size in the text takes {weights_bytes} for its weights; the card has {total_bytes}."
-    ),
+    "weights_fill_card": ("The model in the text takes {weights_bytes} for its weights; the card has {total_bytes}."),
     "adam_fills_card": (
         "Weights of {weights_bytes} need about eight times as much when all of them are trained with Adam; the"
         " card has {total_bytes}."
@@ -245,7 +243,9 @@ EVIDENCE: Sentences = {
     "told_loading": "The text says that it fails while a model is loaded.",
     "told_evaluation": "It fails in evaluation, whose inputs or batches may be larger than those of training.",
     "told_evaluation_collects": "Evaluations often collect their results on the GPU.",
-    "told_repeated": "The text says that memory is not released between one use and the next.",
+    "told_repeated": (
+        "The text is about uses one after the other, of which the first had fitted: memory was kept between them."
+    ),
     "replay_buffer": "The text mentions a replay buffer or reinforcement learning, where past steps are kept.",
     "no_context": (
         "It failed when the process first accessed the device, before it had allocated anything: the device was"
@@ -274,6 +274,9 @@ EVIDENCE: Sentences = {
     "smaller_share_helps": "The text says that a smaller share of the device helps.",
     "computing_told": "Nothing in the text points clearly to one cause; what the run computes is the most likely.",
     "program_is_small": "The program itself needs only {computed_bytes}: the device, or its share, was already full.",
+    "paddle_share": "The message says that Paddle may take {percent} % of the device.",
+    "told_spills": "The text says that the card is full and the rest goes to the computer's memory.",
+    "program_size": "XLA counts {needed_bytes} for the whole program; a core of the device has {total_bytes}.",
     "stuck_unreleasable": (
         "PyTorch released what it could before it failed, and {stuck_bytes} of its cache stayed: pieces between"
         " tensors in use. So even {requested_bytes} could not be allocated."
@@ -332,8 +335,8 @@ EVIDENCE: Sentences = {
     ),
     "node_of_optimizer": "The node that requested {sizes} belongs to the optimizer.",
     "precedents": (
-        "Judging by the words it shares with {count} public reports of known cause, this cause accounts for about"
-        " {percent} % of them."
+        "Nothing in it points clearly to one cause; in public reports with similar words this one was the most"
+        " frequent."
     ),
     # The one check that would settle a cause.
     "check_fragmentation": (
@@ -350,6 +353,11 @@ EVIDENCE: Sentences = {
     "check_weights_too_big_inference": "Compare the size of the model's files with the device's memory.",
     "check_activations": "Halve the batch: if memory nearly halves, it is activations.",
     "check_activations_inference": "Give it half as much at once: if it then runs, that was the cause.",
+    "check_activations_size": (
+        "Make the inputs half as large: if it then runs, that was the cause; if not, something fills the device that"
+        " does not grow with them."
+    ),
+    "check_gaussians": "Watch the number of Gaussians: if memory grows with it, it is that; else it is the images.",
     "check_activations_trial": (
         "Start it with a much smaller --max-num-seqs and --max-num-batched-tokens: if it gets through, the size"
         " of the trial run was the cause."

@@ -19,11 +19,13 @@ PAGE_CATALOGUE: Sentences = {
     "line_what": "What happened: {text}",
     "line_why": "Why: {text} (Confidence: {confidence}.)",
     "line_why_open": "Why: {text}",
-    "why_possible": "The text leaves the cause open. Most likely: {cause} To check: {check}",
+    "why_possible": "The text leaves the cause open. Most likely: {cause}",
     "heading_possible": "What else it may be, and how to check",
     "possible_first": "To confirm: {check}",
     "possible_also": "{cause} ({confidence}) To check: {check}",
     "line_best": "What to change: {text}",
+    "line_check": "First find out: {check}",
+    "line_check_and": "First find out: {check} If so: {text}",
     "what_full": (
         "{requested_bytes} were requested on {device} of {total_bytes}; PyTorch held {held_bytes} and"
         " {free_bytes} were free."
@@ -62,9 +64,6 @@ PAGE_CATALOGUE: Sentences = {
     ),
     "advice_activations": (
         "Use a smaller microbatch with gradient accumulation, then activation checkpointing, then smaller inputs."
-    ),
-    "advice_evaluation": (
-        "Evaluate under torch.no_grad() (or torch.inference_mode()), and move collected results off the GPU."
     ),
     "advice_saving": "Copy the state to host memory before it is stored or saved: {code}",
     "advice_logits_or_loss": (
@@ -125,6 +124,8 @@ PAGE_CATALOGUE: Sentences = {
     ),
     "story_clipping": "max_grad_norm keeps training stable; it saves no memory.",
     "heading_remedies": "What to change, and what it saves",
+    "heading_changes": "What to change",
+    "heading_if_so": "What to change if that is it",
     "heading_code": "Code: {text}",
     "heading_message": "The message",
     # Columns and other labels.

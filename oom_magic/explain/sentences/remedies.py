@@ -9,7 +9,13 @@ REMEDIES: Sentences = {
     "remedy_drop_copy": "Delete the copy loaded before: {names} ({freed_bytes}).",
     "remedy_close_processes": "Close the other processes on this card ({freed_bytes}).",
     "remedy_expandable_segments": "Use expandable segments (expandable_segments) against fragmentation.",
-    "remedy_no_grad": "Evaluate under torch.no_grad(): nothing is kept for a backward pass.",
+    "remedy_no_grad": (
+        "Evaluate under torch.no_grad() (or torch.inference_mode()): nothing is kept for a backward pass."
+    ),
+    "remedy_no_grad_own": (
+        "If your own code evaluates: do it under torch.no_grad(), and move what it collects to RAM."
+    ),
+    "remedy_checkpointing_on": "Switch gradient checkpointing on; it is off here.",
     "remedy_eval_accumulation": (
         "Move what the evaluation collects to RAM after each batch (eval_accumulation_steps)."
     ),
@@ -30,9 +36,13 @@ REMEDIES: Sentences = {
         " or the program's setting (gradient checkpointing)."
     ),
     "remedy_chunked_loss": "Compute the loss in chunks: the logits of all tokens never exist at once.",
+    "remedy_training_settings": (
+        "Training settings that save memory, where they are still off: {dtype}, and gradient (activation)"
+        " checkpointing."
+    ),
     "remedy_smaller_batch": "Microbatch {after} instead of {before}, accumulated {accumulation} times.",
     "remedy_smaller_evaluation": "Batches of {after} instead of {before}.",
-    "remedy_smaller_evaluation_any": "Smaller batches.",
+    "remedy_smaller_evaluation_any": "A smaller batch for the evaluation.",
     "remedy_of_compared": (
         "{text}. The loss compares the samples of a batch: each then meets {compared} others, however many"
         " batches are accumulated; GradCache keeps those of the whole batch."
@@ -134,6 +144,7 @@ REMEDIES: Sentences = {
     "remedy_generation_share": ("Give the generation beside the training a smaller share of its device ({setting})."),
     "remedy_swap_blocks": "Keep blocks of the model in RAM until they are needed (blocks_to_swap).",
     "remedy_loss_only": "Make the evaluation keep no logits (prediction_loss_only=True), if the loss is enough.",
+    "remedy_fewer_bits": "Use frozen weights with fewer bits (fp8, 8 or 4 bits), or a smaller model.",
     "remedy_rarer_work": (
         "Check what the program does only at that step, and make it smaller: an evaluation batch, the samples it draws."
     ),
@@ -151,6 +162,10 @@ REMEDIES: Sentences = {
     "remedy_vllm_max_num_seqs": "Process fewer requests and tokens at once ({setting}).",
     "remedy_vllm_eager": "Disable CUDA graphs (--enforce-eager).",
     "remedy_quantized_model": "Use quantized weights (AWQ, GPTQ, FP8, GGUF Q4) or a smaller model.",
+    "remedy_lighter_weights": (
+        "If the log shows that the weights take most of the share: quantized weights (AWQ, GPTQ, FP8) or a smaller"
+        " model."
+    ),
     "remedy_tensor_parallel": "Spread the model over several devices.",
     "remedy_server_share": (
         "Give the server a smaller share of the device ({setting}): its cache shrinks, and activations fit beside it."
@@ -187,6 +202,12 @@ REMEDIES: Sentences = {
     "remedy_llama_cache_type": "Store the KV cache in 8 bits, with flash attention.",
     "remedy_llama_batch": "Use smaller prompt batches ({setting}).",
     "remedy_smaller_model": "Use a smaller model or one with fewer bits.",
+    "remedy_merge_on_host": (
+        "Merge on the CPU, in shards or lazily (the tool's settings for little memory), and with the memory of the"
+        " training released first: in a fresh process."
+    ),
+    "remedy_paddle_more": "Raise Paddle's share, as the message says (FLAGS_fraction_of_gpu_memory_to_use).",
+    "remedy_fewer_gaussians": "Fewer Gaussians: a higher threshold for densifying, or a cap on their number.",
     "remedy_more_ram": "Free RAM (close programs) or add some.",
     "remedy_swap": "Free RAM (close programs) or add swap, which helps while loading.",
     "remedy_hold_less": "Hold less at once: work in parts, and release what is done.",
@@ -274,7 +295,9 @@ REMEDIES: Sentences = {
         " versions, the share of a container or virtual machine); using less memory will not help."
     ),
     "remedy_matching_versions": "Install compatible versions of driver, runtime and framework.",
-    "remedy_sample_graph": "Train on sampled parts of the graph (NeighborLoader, ClusterLoader), not on all of it.",
+    "remedy_sample_graph": (
+        "Work on sampled parts of the graph (in PyG NeighborLoader or ClusterLoader), not on all of it."
+    ),
     "remedy_bios_memory": "Assign more of the RAM to the integrated GPU (UMA frame buffer size in the BIOS, or GTT).",
     "remedy_close_apps": "Close other programs: on a Mac, the GPU shares the memory with everything else.",
     "remedy_max_split_size": (

@@ -15,7 +15,7 @@ _MODEL = r"(?:\w+\s){0,2}(?:models?|weights|checkpoints?|pipeline|llm|unet|netwo
 
 OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "evaluates": words(
-        r"(?:during|in|at|while|when|on|after|only)\s(?:the\s|it\s|i\s|we\s|in\s|at\s|during\s)?(?:evaluat(?:e|es|ing|ion)|validat(?:e|es|ing|ion)|testing|eval"
+        r"(?:during|in|at|while|when|on|after|only)\s(?:the\s|my\s|it\s|i\s|we\s|in\s|at\s|during\s)?(?:evaluat(?:e|es|ing|ion)|validat(?:e|es|ing|ion)|testing|eval"
         r"|test)\b",
         r"evaluation (?:step|loop|phase)", r"(?:evaluation|validation) (?:fails|crashes|ooms?\b)",
         r"(?:进入|到|在)\s?(?:eval|验证|评估)|进行(?:评估|验证)|eval(?:阶段|时)",
@@ -31,10 +31,18 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "moves_before_offload": words(r"\.to\( ?['\"]cuda(?::0)?['\"] ?\)[\s\S]{0,400}?\benable_\w+_cpu_offload\("),
     "keeps_in_ram": words(r"\blow_?vram\W{1,4}true|--(?:low|med|no)vram\b"),
     "in_pod": words(r"\bpods?\b|kubernetes|\bk[38]s\b|kubelet"),
-    "in_container": words(r"docker|container|\bpods?\b|kubernetes|\bk[38]s\b|shm[-_]size|singularity|apptainer|podman"),
+    "in_container": words(
+        r"docker|container|memory cgroup|\bpods?\b|kubernetes|\bk[38]s\b|shm[-_]size|singularity|apptainer|podman",
+    ),
     "calls_in_python": words(
         r"\b(?:LLM|Llama|LlamaCpp|(?:Async)?EngineArgs|sgl\.Engine)\(|llama[-_]cpp[-_]python"
         r"|\bfrom (?:vllm|llama_cpp|sglang)\b"
+    ),
+    "calls_by_command": words(  # programs of program_settings.py
+        r"\bvllm (?:serve|bench)\b|\bvllm\.entrypoints|\bsglang (?:serve|bench)|\blaunch_server\b"
+        r"|text-generation-launcher|\bllama-?(?:server|cli|bench|run|perplexity)\b|(?<![\w/-])\./?(?:main|server)\b"
+        r"|(?<!\w)-{1,2}n?gpu-layers\b|(?<!\w)-ngl\b|--(?:gpu-memory-utilization|max-model-len|mem-fraction-static"
+        r"|max-batch-prefill-tokens|tensor-parallel-size|tp)\b",
     ),
     "uses_transformers": words(r"\btransformers\b|from_pretrained|\bAutoModel|hugging ?face|\bpeft\b|\btrl\b"),
     "trains_by_settings": words(  # a loop that is not the author's
@@ -46,7 +54,11 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     # Training that generates with a server of its own, as reinforcement learning does.
     "generates_beside": words(r"use_vllm\W{1,4}true|(?:vllm_|rollout\.)gpu_memory_utilization|\bvllm_mode\b"),
-    "of_latents": words(r"stable[- _]?diffusion|\bunet\b|\bvae\b|dreambooth|controlnet"),
+    "of_latents": words(
+        r"stable[- _]?diffusion|\bunet\b|\bvae\b|dreambooth|controlnet|\bsdxl\b|\bflux[-_. ]?[12d]|\bcogvideo"
+        r"|\bltx[-_ ]?v|\bwan[-_ ]?2\.|\bhunyuan(?:[-_ ]?video)?\b(?![-_ ]?a\d)|\bmusubi\b|diffusion-pipe"
+        r"|\bsd-scripts\b",
+    ),
     "in_another_language": words(
         r"luajit|\.lua:\d|luarocks|\.java:\d|\bgoroutine\b|\.rs:\d|\btch::|libtorch|torch::",
     ),
@@ -123,8 +135,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"[^\n]{0,80}\b(?:generat|frames?|prompts?|video|workflow|720p|480p|t2v|i2v|image|resolution)",
         r"\b(?:text|image)[- ]?(?:to|2)[- ]?(?:video|image)\b|\b[ti]2[vi]\b|\bi2v|t2v\b",
         r"(?<!-)\bforge\b|(?<![.\w/])workflow\b[^\n]{0,80}\b(?:images?|videos?|loras?|upscal\w*|flux|wan|nodes?)\b",
-        r"(?:generat|render)\w* (?:\w+ ){0,3}(?:frames|videos?|pictures?|images?)\b", r"\b(?:number of|more"
-        r"|\d{1,6}) frames\b", r"positive prompts?|negative prompts?",
+        r"(?:generat|render)\w* (?:\w+ ){0,3}(?:frames|videos?|pictures?|images?)\b", r"\b(?:number of|more) frames\b"
+        r"|(?<![\n\d])\b\d{1,6} frames\b", r"positive prompts?|negative prompts?",
         r"(?:text|video|image)\s?encode\b|TextEncode|\bvae\b[^.\n]{0,12}\bdecod",
     ),
     "trains": words(
@@ -158,6 +170,9 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "has_lora": words(r"\b(?:lora_(?:r|rank|alpha)|q?lora[_ ]?config|get_peft_model)\b|(?:_type|tuning)\W{1,3}lora\b"),
     "has_half": words(r"\b(?:bf16|fp16|bfloat16|float16)\W{0,4}(?:true|auto|1\b)"
         r"|--(?:bf|fp)16\b|\bunsloth\b|(?:dtype|precision)\W{1,4}(?:torch\.)?(?:b?float16|(?:bf|fp)?16\b)"),
+    "lacks_checkpointing": words(
+        r"(?<!disable_)gradient_checkpointing\W{1,4}(?:false|0\b|off)|disable_gradient_checkpointing\W{1,4}true",
+    ),
     "has_checkpointing": words(
         r"(?<!disable_)(?:gradient|activation)_checkpointing\W{1,4}(?:true|enable|unsloth|1\b)"
         r"|gradient_checkpointing_enable\(|--grad(?:ient)?[-_]checkpoint(?:ing)?\b(?!\W{1,3}(?:false|0))",
@@ -171,11 +186,14 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|attn_impl\w*\W{1,4}flash_",
     ),
     "evaluates_one": words(r"eval_batch_size\W{1,4}(?:to |of )?1\b"),
-    "evaluates_by_trainer": words(r"per_device_eval_batch_size|eval_accumulation_steps|fp16_full_eval|\bTrainer\b"),
+    "evaluates_by_trainer": words(
+        r"per_device_eval_batch_size|eval_accumulation_steps|fp16_full_eval|transformers[/\\]trainer\.py",
+    ),
     "one_worker": words(r"num_workers['\"]?\W{1,4}[01]\b"),
     "has_batch_of_one": words(r"(?<!eval_)(?<!val_)(?<!test_)batch[ _-]?size(?: is| of| to)?\W{1,4}1\b(?![\d.])"
         r"|batch[ _-]?size ?(?:已经?)?(?:设置?[成为]|[为是成]|改[成为]|[调降][到至成为])(?:了|最低)? ?1(?![\d.])"
         r"|\bbs ?= ?1\b(?![\d.])|\b(?:ims_per_batch|(?:imgs|samples)_per_gpu)\W{1,4}(?:equal to )?1\b(?![\d.])"),
+    "has_workspace": words(r"\bmax_workspace_size\W|--workspace[= ]|--memPoolSize"),
     "tiles": words(r"enable_(?:vae_)?tiling\("),
     "caches_in_8_bits": words(r"KV_CACHE_TYPE\W{1,3}q[48]_|cache-type-k q[48]_"),
     "diffuses": words(
@@ -263,6 +281,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "calls_jax": words(r"\bjax\.(?:jit|grad|value_and_grad|vmap|pmap)\b|\boptax\b"),
     "calls_trainer": words(r"\b\w*Trainer\("),
     "compiles_server": words(r"launch_server\b[^\n]{0,800}--enable-torch-compile"),
+    "data_is_on_host": words(r"--data_device[= ]['\"]?cpu"),
+    "splats": words(r"gaussian[-_ ]?splat\w*|splatfacto|\b3dgs\b|\b2dgs\b|\bgsplat\b|\bgaussians\b"),
     "of_graphs": words(r"\btorch_geometric\b|\bPyG\b|\bdgl\b|\bgnns?\b|graph neural|图神经网络"),
     "varies_in_length": words(
         r"variable[- ](?:length|size)", r"\bfrom \d{1,5} (?:tokens )?to \d{3,6} tokens\b",

@@ -50,7 +50,6 @@ _IN_VAIN = (
     r"|(?:same|identical) (?:error|problem|issue|result)|(?:results?|error|problem) (?:is|was|stays?|remains?) the same"
     r"|nothing (?:helps|changes|works)|no success"
 )
-_TRIED_IN_VAIN = rf"(?:{_IN_VAIN}|not work|(?:does|did)(?:n't| not))"
 _NOTHING_RUNS = (
     r"no (?:other |running )?(?:process\w*|programs?|jobs?)(?: \w+){0,2} (?:running|found|using|shown|listed|seem)"
     r"|no running process\w*|nothing (?:else )?(?:is |was )?running|(?:not|n't) (?:run|running|have) (?:any|anything)"
@@ -75,6 +74,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\bthe (?:more|longer)\b[^.\n]{0,60}\bthe (?:larger|more|higher|bigger)\b[^.\n]{0,16}\bmemory",
         r"(?:显存|内存)(?:占用)?(?:会|在)?(?:一直|不断|持续|逐渐|越来越|慢慢|逐步)(?:地|的|在)?(?:增加|增长|上升|升高|涨|变大|多|增大)",
         r"(?:显存|内存)[^\n，。]{0,6}泄[漏露]",
+        # full only after some epochs
+        r"\b(?:gpu|memory|vram|ram)\b(?: \w+){0,3} (?:fill(?:s|ed)?(?: up)?|full) (?:\w+ )?after\b",
     ),
     "rises_once": words(
         rf"\b{_MEMORY}\b[^\n]{{0,40}}?\b(?:{_RISES}|more)\b[^.\n]{{0,30}}\b(?:after|from|in|at|since) (?:the )?"
@@ -146,6 +147,13 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:memory|usage) (?:usage )?exceeds? \d{2,4} ?gi?b and (?:the process|it)",
         r"\d{1,6} ?gb and \d{1,6} ?gb swap",
         r"(?:主机|系统|CPU|服务器)\s?内存[^\n]{0,20}(?:增|涨|满|耗尽|不足|爆)", r"内存(?:不足|不够|爆|溢出)",
+        r"\bMem usage {1,8}Increment\b",  # memory_profiler's table
+    ),
+    # what does not fit on the card goes to the computer's memory, as Windows' driver and some programs do
+    "spills": words(
+        r"\b(?:vram|gpu|video memory)\b[^.\n]{0,60}\b(?:spill\w*|overflow\w*|leak\w*) (?:over )?in(?:to)? (?:the )?"
+        r"(?:system|shared|normal|regular|cpu)?[ -]?(?:ram|memory)\b",
+        r"\bshared gpu memory\b",
     ),
     "page_file": words(
         r"\b(?:fix|help|solv|larg|bigg|increas|enlarg|raise)\w*\b[^.\n]{0,40}"
@@ -178,7 +186,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:batch[ _-]?size|it)\s(?:\w+\s)?to \d{1,4}(?:(?!n't|not)[^.\n]){0,30}\b(?:solve|works|run it|fits"
         r"|normally)",
         r"can only fit \d{1,6} (?:examples|samples|images)", r"max(?:imum)? batch[ _-]?size[^.\n]{0,30}\d",
-        r"batch[ _-]?size?[^\n]{0,40}(?:太大|过大)", r"(?:please )?decrease the batch size of your model",
+        r"batch[ _-]?size?[^\n]{0,40}(?:太大|过大)",
         r"减[小少](?:了)?\s?batch[ _-]?size?.{0,16}(?:可以|解决|就好|正常)",
     ),
     "larger_batch_fails": words(
@@ -251,6 +259,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:memory|vram) (?:(?:do|does|did|wo|will|is|was)(?:n\'?t| not)|never) "
         r"(?:get |go )?(?:clear|free|drop|down|fall)",
         r"\bchang(?:e|es|ing|ed) (?:of )?(?:the |my |between )?(?:loras?|models?|checkpoints?)",
+        r"\b(?:ran|runs?|work(?:s|ed)|starts?) (?:\w+ ){0,3}(?:the |for the |only the )?(?:first|1st) time\b"
+        r"|\b(?:again (?:ran|run|start\w*)|(?:ran|run|start\w*) (?:it |the \w+ |this )?again)\b",
         r"(?:every|each|after each|eighth|several) (?:generation|run|iteration|inference|workflow)\b(?! step)",
         r"\bmore than once\b|\brepeatedly\b|\btwice\b(?! as| (?:the )?(?:gpu |model )?(?:memory|size))"
         r"|\b(?:run|ran|running|call\w*|generat\w*) (?:\w+ ){0,4}(?:multiple|several) times\b|\bseveral runs\b"
@@ -291,27 +301,6 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?![^.]{0,80}\b(?:still|same (?:error|problem|issue))\b)",
         r"\b(?:fix\w*|solv\w*|workaround|help\w*|works?)\b[^.\n]{0,60}preallocat",
     ),
-    "tried_share": words(
-        rf"gpu[-_]memory[-_]utili[sz]ation(?:[^.\n]|\.\d){{0,60}}{_TRIED_IN_VAIN}",
-        rf"mem[-_]fraction[-_]static(?:[^.\n]|\.\d){{0,60}}{_TRIED_IN_VAIN}",
-        r"\b(?:tried|modif\w+|chang\w+|adjust\w+)\b[^.\n]{0,80}(?:mem[-_]fraction[-_]static|gpu[-_]memory[-_]utili[sz]ation)"
-        r"(?:[^.\n]|\.\d){0,80}\b(?:none|neither|nothing)\b",
-    ),
-    "tried_length": words(
-        rf"(?:max[-_]model[-_]len|context[-_]length|num_ctx)[^\n]{{0,60}}{_TRIED_IN_VAIN}",
-    ),
-    "tried_workers": words(
-        r"无论[^\n，。]{0,30}\b(?:num_?)?workers?\b[^\n]{0,24}(?:都|也)(?:不|没|会|一样)",
-        r"\b(?:no matter|regardless of)[^.\n]{0,40}\b(?:num_?)?workers?\b",
-        rf"num[-_]?workers?\W{{0,4}}(?:=|to|is|设置为|设为|改为)?\W{{0,2}}0[^.]{{0,40}}(?:{_IN_VAIN}|仍|还是)",
-    ),
-    "tried_watermark": words(
-        r"(?:except|without|instead of|besides|other than|already|tried|setting|with|using)\b[^.\n]{0,40}"
-        r"PYTORCH_MPS_HIGH_WATERMARK",
-    ),
-    "tried_batch": words(
-        r"\btried\b[^\n]{0,160}\b(?:smaller|reduc\w*|lower\w*|decreas\w*)\W{1,3}(?:the )?batch",
-    ),
     "predicts_all": words(r"prediction_loss_only ?= ?False|compute_metrics ?=|include_inputs_for_metrics ?= ?True"),
     "takes_no_share": words(r"preallocat\w*[\"'\]]{0,3} ?[=:] ?[\"']?(?:false|0)\b"),
     "collects_results": words(
@@ -334,7 +323,8 @@ TOLD: dict[str, re.Pattern[str]] = {
     ),
     "shares_device": words(
         r"(?:other|another|several|two|multiple|\d{1,3} other|\d{1,2}) (?:\w+ )?(?:process|program|job"
-        r"|codes?|training|experiment|user|notebook|kernel|app\w*|instance|script|task|vram consumer|student|people)\w*"
+        r"|codes?|training|experiment|user|notebook|kernel|app(?=s?\b|lication)|instance|script|task|vram consumer"
+        r"|student|people)\w*"
         r"[^.\n]{0,60}(?:us(?:e|es|ing)|tak(?:e|es|ing)|occup|runn|host|load|hold|detect|consum)",
         r"(?:allocated|used|occupied|taken|held) by (?:someone|somebody|others?|another)\b",
         r"\b\d{1,2} (?:processes|kernels)\b[^.\n]{0,30}(?:are|were)?\s?(?:using|running|on)", r"zombie process",
@@ -417,7 +407,8 @@ TIP = r"to avoid fragmentation[^\n]{0,200}"  # PyTorch's own
 _QUOTED = words(
     TIP, r"try setting (?:max_split_size_mb|PYTORCH_\w+)[^\n]{0,120}",
     r"1\. If yes, please stop them[^\n]*", r"Please check whether there is any other process[^\n]*",
-    r"2\. If no, please (?:decrease|try)[^\n]*", r"TIPS: If the workflow worked before[^\n]*",
+    r"2\. If no, please (?:decrease|try)[^\n]*", r"1\) Decrease the batch size of your model[^\n]*",
+    r"TIPS: If the workflow worked before[^\n]*",
 )  # fmt: skip
 # Misspellings of "didn't".
 _NEGATION = re.compile(r"\b(did|does|do|ca|wo|is|was|are|were|could|would|should|has|have|had)nt\b", re.I)
@@ -427,6 +418,9 @@ _ADVICE = re.compile(  # with Chinese between the words
     r"(?:是否有?|如果|检查(?!点)|防止|避免|whether|check|if there (?:is|are)(?: any)?|prevent\w*|avoid\w*"
     r"|against)[\s\w*]{0,12}$|\b(?:no|not|n't|without)\s(?:a |any |the |be |have )?$",
     re.I,
+)
+_GUESSED = re.compile(
+    r"\b(?:doubt|suspect|guess|wonder|maybe|perhaps|possibly|probably|may|might|could)\w*\b(?: \w+){0,6} ?$", re.I
 )
 _ASKED = re.compile(
     r"\s{0,2}(?:(?:so|but|or|and),? )?(?:is|are|was|does|did|could|can|may|might) (?:it|this|that)\b"
@@ -444,6 +438,8 @@ def said_in(text: str) -> frozenset[str]:
     said = _NEGATION.sub(r"\1n't", _BLANKS.sub(" ", _QUOTED.sub("", text)))
     keys = frozenset(key for key, pattern in TOLD.items() if _is_told(pattern, said))
     has_trained = "training_fits" in keys or not _TRAINS_NOW.search(said)
+    if "spills" in keys:  # the card is full first
+        keys -= {"host_fills"}
     infers_after_training = has_trained and "infers" in keys and "evaluates" not in keys
     return keys - {"trains"} if infers_after_training else keys
 
@@ -454,6 +450,8 @@ def _is_told(pattern: re.Pattern[str], text: str) -> bool:
         start = match.start()
         sentence = max(text.rfind(end, 0, start) for end in (". ", "! ", "? ", "\n")) + 1
         if _ADVICE.search(text, max(0, start - 24), start) or _ASKED.match(text, sentence):
+            continue
+        if _GUESSED.search(text, max(sentence, start - 48), start):
             continue
         if not _is_asked_in_chinese(text, start, match.end()):
             return True

@@ -25,7 +25,9 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 _LIMITS = {name: limit for limit, names in _NAMES.items() for name in names}
 _ASSIGNED = re.compile(
-    r"(?<![\w-])([a-z_-][\w-]{1,40})['\"`]?[ \t]{0,12}[=: ][ \t'\"(]{0,3}(\d{1,8}(?:\.\d{1,4})?|\.\d{1,4})(?![\w.]*\w)",
+    r"(?<![\w-])([a-z_-][\w-]{1,40})['\"`]?[ \t]{0,12}[=: ][ \t'\"(]{0,3}(\d{1,8}(?:\.\d{1,4})?|\.\d{1,4})(?![\w.]*\w)"
+    # not what it would have to be
+    r"(?! or (?:less|fewer|lower|below|more|higher|smaller|larger))",
     re.I | re.A,
 )
 # Said in other words, and then more exact than what was set.

@@ -67,10 +67,16 @@ _PARAMETERS = re.compile(
 _NAMED = tuple(
     (re.compile(pattern, re.I | re.A), billions)
     for pattern, billions in (
-        (r"\bflux[-_.]?1[-_. ]?(?:dev|schnell|kontext|fill|krea)|\bflux (?:dev|schnell|kontext|dreambooth)\b", 12.0),
+        (r"\bflux[-_. ]?2[-_. ]?dev\b", 32.0),
+        (
+            r"\bflux[-_.]?1?[-_. ]?(?:dev|schnell|kontext|fill|krea|lora)|\bflux (?:dev|schnell|kontext|dreambooth)\b"
+            r"|(?:dreambooth|lora)_flux|FluxPipeline",
+            12.0,
+        ),
         (r"\bsd[-_ ]?3\.5[-_ ]?large|stable[- ]diffusion[- ]3\.5[- ]large", 8.1),
         (r"\bqwen[-_ ]?image\b", 20.0),
-        (r"\bhunyuan[-_ ]?video\b(?![-_ ]?1\.5)", 13.0),
+        (r"\bhunyuan(?:[-_ ]?video)?\b(?![-_ ]?(?:1\.5|3d|dit|image|a\d))", 13.0),
+        (r"\bwan[-_ ]?2\.[12]\b", 14.0),
         (r"\bphi[-_]?4\b(?![-_]mini)", 14.0),
     )
 )

@@ -128,7 +128,9 @@ PROGRAMS: tuple[Program, ...] = (
                    ("vllm_loras", "server_share"), encloses=True),
             _stage("sampler", r"_dummy_sampler_run|warming up sampler", Cause.MEMORY_FRACTION_LIMIT, 0.75,
                    ("vllm_max_num_seqs", "server_share"), encloses=True),
-            _stage("profiling", r"profile_run|determine_num_available_blocks|determine_available_memory",
+            _stage("profiling", r"profile_run|[Pp]rofile run|determine_num_available_blocks|determine_available_memory"
+                   # all weights are there: the trial run is next
+                   r"|checkpoint shards: {1,4}100%|[Mm]odel (?:weights|loading) took",
                    Cause.ACTIVATIONS, 0.6,
                    ("vllm_max_num_seqs", "vllm_pictures", "shorter_context", *_OF_LOADING), encloses=True),
             _stage("logits", r"_get_logits|compute_logits|logits_processor|prompt_logprobs|sampler\.py",

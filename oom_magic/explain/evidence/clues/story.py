@@ -17,6 +17,7 @@ _LOOKS_FOR_A_WAY_OUT = re.compile(
     r"|\bsolutions?\b|how to (?:fix|solve|avoid)|\bworkarounds?\b|\brecommend\w*",
     re.I,
 )
+_LEAST_NAMED = 2  # of causes and fixes: who names one asks about it
 _NOT_CLAIMED = words(TIP, r"If reserved[^\n]{0,160}")
 _CAUSES = (
     (
@@ -82,7 +83,6 @@ def story_in(text: str) -> Story:
     if not _LOOKS_FOR_A_WAY_OUT.search(text):
         return Story()
     said = _NOT_CLAIMED.sub("", text)
-    return Story(
-        tuple(cause for cause, pattern in _CAUSES if pattern.search(said)),
-        tuple(key for key, pattern in _PROPOSALS if pattern.search(said)),
-    )
+    causes = tuple(cause for cause, pattern in _CAUSES if pattern.search(said))
+    proposals = tuple(key for key, pattern in _PROPOSALS if pattern.search(said))
+    return Story(causes, proposals) if len(causes) + len(proposals) >= _LEAST_NAMED else Story()

@@ -17,20 +17,22 @@ from oom_magic.explain.evidence.clues.magnitudes import (
 from oom_magic.explain.evidence.clues.pasted_code import CodeFault, faults_in
 from oom_magic.explain.evidence.clues.programs import ProgramUse, find_program
 from oom_magic.explain.evidence.clues.story import Story, story_in
+from oom_magic.explain.evidence.clues.tried import tried_in
 from oom_magic.explain.evidence.clues.whose_code import shown_in
 from oom_magic.explain.messages.normalization import clean
 from oom_magic.explain.messages.told import named_accelerator
 
 _BAR = re.compile(r"(\d{1,3})%\|[^|\n]{0,200}\|\s{0,3}(\d{1,9})/(\d{1,9})")
 _DONE = re.compile(
-    r"(?:after|at|until|经过|训练到|跑到|第)\s?(?:about|around|approximately|executing|only)?\s?~?(\d[\d,]{0,8}\s?[kKwW万]?)\s?"
+    r"(?:after|at|until|经过|训练到|跑到|第)\s?(?:about|around|approximately|executing|only)?\s?~?(?:\d{1,6}\s?[-~–]\s?)?(\d[\d,]{0,8}\s?[kKwW万]?)\s?"
     r"(?:th |st |nd |rd )?(?:training |successful )?(?:steps?|iterations?|iters?|batches|步|次迭代|个?batch|iteration)",
     re.I,
 )
 _EPOCHS = re.compile(
-    r"(?:after|at|until|to|in|during)\s(?:the\s)?(?:end of\s)?(?:about\s|~)?(?:epoch\s(\d{1,4})|(\d{1,4})(?:st|nd|rd"
+    r"(?:after|at|until|to|in|during)\s(?:the\s)?(?:end of\s)?(?:about\s|~)?"
+    r"(?:epoch\s(\d{1,4})|(?:\d{1,4}\s?(?:[-~–]|or|to)\s?)?(\d{1,4})(?:st|nd|rd"
     r"|th)?\sepochs?)"
-    r"|第\s?(\d{1,4})\s?个?(?:epoch|轮)|\[?Epoch[: ]\s{0,3}(\d{1,4})[/\]: ]",
+    r"|第\s?(?:\d{1,4}\s?[-~–到至]\s?)?(\d{1,4})\s?个?(?:epoch|轮)|\[?Epoch[: ]\s{0,3}(\d{1,4})[/\]: ]",
     re.I,
 )
 _LATE_STEPS = 50
@@ -81,7 +83,7 @@ def run_facts(text: str) -> RunFacts:
     label = text[max(0, bars[-1].start() - 60) : bars[-1].start()] if bars else ""
     if "Loading" in label or "shard" in label[-40:]:
         steps = None
-    return RunFacts(steps, max(epochs) if epochs else None, said_in(text))
+    return RunFacts(steps, max(epochs) if epochs else None, said_in(text) | tried_in(text))
 
 
 def _count(text: str) -> int:
@@ -114,6 +116,7 @@ _MAX_AROUND = 15_000
 _BLANKS = re.compile(r"[ \t\xa0]{2,}|\xa0")
 _ARROW = re.compile(r"^\s*(?:-{2,6}>|❱|->)\s*(?P<line>\d{1,7})\s+(?P<code>.{1,300})")
 _NUMBERED = re.compile(r"^\d{1,6} +(?=[a-zA-Z_@(])")  # IPython shows lines around the failing one so
+_PLUMBING = re.compile(r"return (?:self\.)?_?(?:call_impl|forward_call|wrapped_call_impl|run_module_as_main)\(")
 _RULES = re.compile(r"[\u2500-\u257f]|^\s*\^+\s*$")
 
 
@@ -154,7 +157,7 @@ _PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
             r"from_pretrained", r"load_state_dict", r"load_checkpoint", r"load_model", r"load_weights?\b",
             r"load_shard", r"patch_weight",
             r"safetensors", r"torch[/\\]serialization", r"param_applied = fn\(", r"\bin _apply\b",
-            r"return (?:t|tensor)\.to\(", r"\btensor = tensor\.to\(", r"\bmodel\.(?:to\(|cuda\()",
+            r"return (?:t|tensor)\.to\(", r"\btensor = tensor\.to\(", r"\bmodel\w*\.(?:to\(|cuda\()",
             r"\bmodel ?= ?\w+\.(?:to\(|cuda\()", r"init_empty_weights", r"set_module_tensor_to_device",
             r"dispatch_model", r"\.prepare\(", r"\b(?:pipe|pipeline|module|net)\.(?:to\(|cuda\()",
             r"super\(\)\.to\(", r"_init_param_handle|_sync_module_params",
@@ -229,7 +232,8 @@ _EXPANDABLE = _any(
     r"ALLOC_CONF[\"'\]]{0,3}\s?[=:]\s?[\"']?[\w:,.]{0,80}expandable_segments:True",
     r"expandable_segments is enabled",
 )
-_ACCUMULATION = re.compile(r"(?:gradient[_ -]accumulation|grad_accum)(?!\w*\W{1,3}1\b)|梯度累[积计]", re.I)
+# In words: a setting beside others says nothing of what its author expects of it.
+_ACCUMULATION = re.compile(r"gradient accumulation|accumulat\w* gradients|梯度累[积计]", re.I)
 # A cell magic's frame quotes the whole cell, so every phase would be found in it.
 _WHOLE_CELL = "get_ipython().run_cell_magic("
 # PyTorch's own tip names the setting too; the user need not have set it.
@@ -340,12 +344,13 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
     innermost = lines[-_NUM_INNERMOST:]
     inner_text = "\n".join(innermost)
     all_text = "\n".join(lines)
+    phase, frames = _phase(lines), _frames(lines)
     head = _context(cleaned, failure_start)
     return Clues(
-        phase=_phase(lines),
+        phase=phase,
         tensor=_tensor(inner_text) or (None if lines else _tensor("\n".join(_QUOTED_CODE.findall(head)))),
-        code=_innermost_code(innermost),
-        frames=_frames(lines),
+        code=_line_of(phase, innermost) if lines and not frames else _innermost_code(innermost),
+        frames=frames,
         is_training=bool(_TRAINING.search(all_text)),
         faults=faults_in(_raw_context(text)) or faults_in(head),
         run=run_facts(head),
@@ -385,7 +390,9 @@ def _is_prose(cleaned: str, failure_start: int | None, message_format: str | Non
     if failure_start is None or (message_format or "").startswith("told"):
         said = cleaned[:_MAX_HEAD]
     else:
-        end = failure_start + (_BARE_LENGTH if message_format in _BARE_FORMATS else _LONGEST_MESSAGE)
+        longest = _BARE_LENGTH if message_format in _BARE_FORMATS else _LONGEST_MESSAGE
+        blank_line = cleaned.find("\n\n", failure_start, failure_start + longest)  # after it somebody writes
+        end = failure_start + longest if blank_line < 0 else blank_line
         said = cleaned[:failure_start][:_MAX_HEAD] + cleaned[end : end + _MAX_AROUND]
     said = _OF_A_MESSAGE.sub(" ", said)
     return len(_WORDS.findall(said)) - len(_WORDS.findall(trace)) >= _WORDS_OF_AN_AUTHOR
@@ -477,6 +484,8 @@ def _innermost_code(lines: list[str]) -> str:
     """The innermost line of code shown, as the paste has it; lines around one that an arrow marks are not it."""
     is_marked = any(_ARROW.match(line) for line in lines)
     for line in reversed(lines):
+        if _PLUMBING.search(line):
+            continue
         arrow = _ARROW.match(line)
         if arrow:
             return arrow.group("code").strip()
@@ -484,6 +493,13 @@ def _innermost_code(lines: list[str]) -> str:
         if not is_another and re.search(r"[\w\]] ?= ?\S|\w\(.*[),]|\)$", line):
             return _NUMBERED.sub("", line.strip())
     return ""
+
+
+def _line_of(phase: str | None, lines: list[str]) -> str:
+    """The last line that shows the phase, where no frame says which line failed; else the innermost line of code."""
+    pattern = dict(_PHASES).get(phase or "")
+    shown = [line for line in lines if pattern is not None and pattern.search(line)]
+    return _innermost_code(shown) or _innermost_code(lines)
 
 
 def _frames(lines: list[str]) -> tuple[TracebackFrame, ...]:

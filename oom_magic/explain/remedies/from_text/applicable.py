@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from oom_magic.explain.evidence.causes import INPUT_CAUSES, Cause, Confidence
-from oom_magic.explain.remedies.from_text.kind_of_run import CUDA_IN_CODE, facts_of, names_tokens
+from oom_magic.explain.remedies.from_text.kind_of_run import CUDA_IN_CODE, facts_of, names_tokens, trains
 from oom_magic.explain.remedies.from_text.needs import founded
 
 if TYPE_CHECKING:
@@ -20,6 +20,14 @@ _SHOWS_OTHERS = {
     "no_context", "little_free_at_start", "told_frees_at_end", "meaning_vllm_startup",
 }  # fmt: skip
 _OF_TOKENS = ("vllm", "sglang", "tgi", "server", "quantizing")
+_OF_SPLATS = (*INPUT_CAUSES, Cause.WEIGHTS_TOO_BIG, Cause.OPTIMIZER_STATE)
+# Said where nothing better is known.
+_UNSPECIFIC = {
+    "smaller_input", "smaller_items", "more_ram", "hold_less",
+}  # fmt: skip
+# Settings that any training may have off, in one sentence.
+_OF_ANY_TRAINING = ("half_setting", "checkpointing_setting")
+_MOST = 3
 _OF_ITS_OWN = {"learns", "trains", "infers", "in_container"}  # what fills RAM there is not only what is read
 _ON_A_MAC = {"raise_limit": "mps_watermark", "webui_attention": "webui_attention_mac"}
 
@@ -29,6 +37,8 @@ def applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) ->
     facts = facts_of(diagnosis, is_text=is_text)
     if is_text and "one_graph" in diagnosis.told and diagnosis.cause in INPUT_CAUSES:
         keys = ("sample_graph", *(key for key in keys if key not in ("smaller_input", "smaller_batch_any")))
+    elif is_text and "splats" in diagnosis.told and trains(diagnosis) and diagnosis.cause in _OF_SPLATS:
+        keys = ("fewer_gaussians", "data_on_host", "smaller_image")  # each step takes one picture
     elif "of_graphs" in facts and diagnosis.cause in INPUT_CAUSES:
         keys = tuple("smaller_graph" if key == "smaller_input" else key for key in keys)
     if "smaller_image" in keys:
@@ -41,6 +51,15 @@ def applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) ->
             yield "hold_less"
         elif (told and not _is_unfounded(told, diagnosis)) or len(keys) == 1:
             yield _fitting(told or key, diagnosis)
+
+
+def told_shortly(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """The few remedies that are worth telling without a price: what is unspecific only where nothing else is left."""
+    together = [key for key in keys if key in _OF_ANY_TRAINING]
+    if len(together) > 1:
+        keys = tuple("training_settings" if key == together[0] else key for key in keys if key != together[1])
+    specific = tuple(key for key in keys if key not in _UNSPECIFIC)
+    return specific[:_MOST] if specific else keys[:1]
 
 
 def _fitting(key: str, diagnosis: Diagnosis) -> str:

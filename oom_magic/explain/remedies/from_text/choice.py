@@ -32,10 +32,10 @@ _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
     "dataloader": ("shared_memory", "fewer_waiting"),
     "sigbus": ("shared_memory", "fewer_waiting"),
     "shared_memory_full": ("shared_memory", "fewer_waiting"),
-    "vllm": ("larger_share", "vllm_max_num_seqs", "quantized_model", "tensor_parallel"),
-    "vllm_context": ("shorter_context", "larger_share", "quantized_model", "tensor_parallel"),
+    "vllm": ("larger_share", "vllm_max_num_seqs", "lighter_weights"),
+    "vllm_context": ("shorter_context", "larger_share", "lighter_weights"),
     "vllm_startup": ("server_share", "close_processes_any"),
-    "sglang": ("larger_share", "quantized_model", "tensor_parallel"),
+    "sglang": ("larger_share", "lighter_weights"),
     "hf_offload": ("quantized_model", "smaller_model"),
     "ipex_4gb": ("smaller_arrays",),
     "tensorflow_host": ("smaller_input", "more_ram"),
@@ -71,6 +71,8 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "told_collects": ("collect_on_host", "no_grad"),
     "told_metrics": ("reset_metrics",),
     "told_models_beside": ("unload_models",),
+    "told_merging": ("merge_on_host",),
+    "paddle_share": ("paddle_more",),
     "scores_of_picture": ("smaller_image",),
     "parallel_slots": ("one_at_a_time",),
     "above_block_limit": ("relaxed_limits", "smaller_arrays"),
@@ -87,7 +89,10 @@ _OF_ANY_RUN = {
     "smaller_input_works", "told_whole", "large_request",
 }  # fmt: skip
 # Evidence that determines the first change in any program.
-_IN_ANY_PROGRAM = {"mps_others", "above_block_limit", "offloaded_pinned", "parallel_slots", "told_models_beside"}
+_IN_ANY_PROGRAM = {
+    "mps_others", "above_block_limit", "offloaded_pinned", "parallel_slots", "told_models_beside", "paddle_share",
+    "told_merging",
+}  # fmt: skip
 # What helps against each cause, the first step first. Keys of the catalogue (``remedy_<key>``).
 AGAINST: Mapping[Cause, tuple[str, ...]] = {
     Cause.ACTIVATIONS: (
@@ -101,7 +106,7 @@ AGAINST: Mapping[Cause, tuple[str, ...]] = {
     Cause.LOGITS_OR_LOSS: ("chunked_loss", "smaller_batch_any", "shorter_sequences_any", "checkpointing"),
     Cause.ATTENTION_SCORES: ("sdpa", "smaller_batch_any", "shorter_sequences_any", "checkpointing"),
     Cause.OPTIMIZER_STATE: ("optimizer_8bit", "foreach", "adafactor", "lora", "half_weights"),
-    Cause.WEIGHTS_TOO_BIG: ("half_weights", "swap_blocks", "qlora", "offload", "fsdp_any"),
+    Cause.WEIGHTS_TOO_BIG: ("half_weights", "swap_blocks", "qlora", "fewer_bits", "offload", "fsdp_any"),
     Cause.FRAGMENTATION: ("expandable_segments", "smaller_batch_any", "checkpointing"),
     Cause.OTHER_PROCESS: ("close_processes_any", "smaller_batch_any"),
     Cause.LEAK_OR_RETAINED_REFERENCE: ("detach", "no_grad", "free_held_any"),
@@ -124,7 +129,7 @@ AGAINST_IN_ANY_RUN: Mapping[Cause, tuple[str, ...]] = {
     Cause.REQUEST_ALONE_TOO_BIG: ("find_tensor", "smaller_input"),
     Cause.SYSMEM_FALLBACK: ("fallback_policy", "smaller_input", "quantized_model"),
     Cause.DRIVER_LEVEL: ("smaller_input",),
-    Cause.LEAK_OR_RETAINED_REFERENCE: ("restart_program", "keep_less"),
+    Cause.LEAK_OR_RETAINED_REFERENCE: ("free_held_any", "restart_program", "keep_less"),
     Cause.UNKNOWN: ("smaller_input",),
 }
 _LARGE_ARRAY = 64 * GIB  # in one piece, so more RAM does not help
@@ -260,8 +265,8 @@ def _of_run(diagnosis: Diagnosis, keys: set[str], is_device: bool) -> tuple[str,
         return ("quantized_model", "offload", "close_processes_any")
     if is_inference and cause in (Cause.ACTIVATIONS, Cause.UNKNOWN):
         return ("smaller_input", "quantized_model", "close_processes_any")
-    if cause is Cause.WEIGHTS_TOO_BIG and (diagnosis.phase == "saving" or "told_saving" in keys):
-        return ("state_on_host",)
+    if cause is Cause.WEIGHTS_TOO_BIG and (diagnosis.phase == "saving" or {"told_saving", "told_merging"} & keys):
+        return ("merge_on_host",) if "merges" in diagnosis.told else ("state_on_host",)
     if cause is Cause.WEIGHTS_TOO_BIG and "told_loading" in keys and "attends" not in diagnosis.told and is_device:
         return ("map_location_cpu", "quantized_model", "offload")
     if is_device and not trains(diagnosis):
@@ -345,6 +350,8 @@ def remedies_of_run(diagnosis: Diagnosis, elsewhere: tuple[str, ...] | None, *, 
     if NO_LANGUAGE_MODEL.search(diagnosis.code) or (is_text and not is_of_tokens(diagnosis)):
         others = tuple(key for key in keys if key not in _OF_LANGUAGE_MODELS)
         keys = (*others, "smaller_input") if diagnosis.cause in INPUT_CAUSES else others or keys
+    if "lacks_checkpointing" in diagnosis.told and diagnosis.cause in INPUT_CAUSES and is_text:
+        keys = ("checkpointing_on", *(key for key in keys if key != "checkpointing"))
     if "fsdp_any" in keys and has_ranks(diagnosis):
         keys = ("fsdp_any", *keys)  # which is theirs
     growth = diagnosis.growth

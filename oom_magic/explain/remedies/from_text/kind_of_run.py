@@ -21,8 +21,11 @@ _STYLES = {"transformers Trainer": "trainer", "accelerate": "accelerate", "deeps
 _HOSTED = {"Kaggle", "Colab"}
 _LARGEST_SHARE = 0.95  # of a server's; the rest is the driver's and the context's
 _MAY_KEEP_GRAPHS = {"evaluates", "infers", "lacks_no_grad", "keeps_predictions"}
+_WITHOUT_NO_GRAD = {"code_infers_with_gradients", "told_no_grad"}
+_OF_THE_RUN = ("has_", "tried_")  # what it has, and what was tried in vain
+_OF_WEIGHTS = ("loading", "saving", "optimizer_step")  # where no input is computed
 # Facts of a run at hand, whose code and data are the user's.
-_AT_HAND = {"own_loop", "in_notebook", "trains", "loads_data", "may_keep_graphs", "many_ranks"}
+_AT_HAND = {"own_loop", "in_notebook", "trains", "loads_data", "may_keep_graphs", "infers_with_graphs", "many_ranks"}
 _OF_NEW_STATE = "zeros_like("  # where the state is made; temporary copies come after it
 _OF_EACH_TENSOR = "exp_avg_sq.sqrt()"  # torch/optim/adam.py, _single_tensor_adam: without foreach
 
@@ -83,7 +86,7 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
     """What is known of the run, in the words of ``needs.NEEDS``; of a run at hand (not ``is_text``) more is."""
     told, failure = diagnosis.told, diagnosis.main_failure
     is_settled = not diagnosis.setup_phrases and not diagnosis.story.proposals  # a guide proposes what it sets
-    found = {one for one in told if is_settled or not one.startswith("has_") or one == "has_batch_of_one"}
+    found = {one for one in told if is_settled or not one.startswith(_OF_THE_RUN) or one == "has_batch_of_one"}
     found |= {name.replace(" ", "_").lower() for name in diagnosis.frameworks}
     found |= _AT_HAND if not is_text else _whose_loop(diagnosis)
     loads = "workers" in told or "pins" in told or (failure is not None and "dataloader" in failure.format)
@@ -98,11 +101,14 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
         "hosted": _HOSTED & set(diagnosis.systems),
         "not_its_input": diagnosis.cause not in INPUT_CAUSES,
         "full_of_its_own": diagnosis.cause in (*INPUT_CAUSES[:3], Cause.WEIGHTS_TOO_BIG, Cause.OPTIMIZER_STATE),
+        "infers_with_graphs": diagnosis.phase == "evaluation" or "lacks_no_grad" in told or _WITHOUT_NO_GRAD & evidence,
         "may_keep_graphs": _MAY_KEEP_GRAPHS & told and not is_by_settings,
         "own_loader": "own_loop" in found and loads and "other_workers" not in told,
         "by_dataloader": failure is not None and "dataloader" in failure.format,
         "has_largest_share": diagnosis.limits.get("share", 0) >= _LARGEST_SHARE,
         "made_of_each_tensor": _OF_EACH_TENSOR in diagnosis.code or _OF_NEW_STATE in diagnosis.code,
+        "has_small_share": "paddle_share" in evidence,
+        "of_weights": diagnosis.phase in _OF_WEIGHTS,
         "weights_in_half": "weights_fill_card" in evidence and "names_float32" not in told,  # they are counted so
     }
     return frozenset(found | {name for name, is_so in may_be.items() if is_so})

@@ -90,7 +90,8 @@ def code_of(key: str, diagnosis: Diagnosis) -> tuple[str, str] | None:
     in_python = "calls_in_python" in diagnosis.told
     if diagnosis.program == "diffusers" and key == "diffusers_vae":
         return _TILING, "python"
-    line = line_of(key, diagnosis.program, diagnosis.limits, in_python=in_python)
+    by_command = "calls_by_command" in diagnosis.told
+    line = line_of(key, diagnosis.program, diagnosis.limits, in_python=in_python, by_command=by_command)
     if line is not None:
         return ("", "") if "has_own_page" in diagnosis.told else (line, "python" if in_python else "bash")
     if key in _SCALED:

@@ -11,7 +11,7 @@ from oom_magic.explain.evidence.clues.whose_code import SHOWN
 from oom_magic.explain.evidence.judging import IN_ANY_MESSAGE, device_tool
 from oom_magic.explain.evidence.tensors import NO_LANGUAGE_MODEL
 from oom_magic.explain.remedies.code import code_for, for_backend
-from oom_magic.explain.remedies.from_text.applicable import applicable
+from oom_magic.explain.remedies.from_text.applicable import applicable, told_shortly
 from oom_magic.explain.remedies.from_text.choice import printed_by_message, remedies_of_run, text_remedies
 from oom_magic.explain.remedies.from_text.kind_of_run import (
     CUDA_IN_CODE,
@@ -38,11 +38,12 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
     },
     "mixed_precision": {"dtype": "bf16"},
     "half_setting": {"dtype": "bf16"},
+    "training_settings": {"dtype": "bf16"},
     "half_weights": {"dtype": "bf16"},
     "lora": {"rank": 16},
     "qlora": {"rank": 16},
 }
-_IN_HALF = ("mixed_precision", "half_setting", "half_weights")
+_IN_HALF = ("mixed_precision", "half_setting", "training_settings", "half_weights")
 _OF_PICTURES = {"makes_pictures", "diffuses", "of_no_tokens", "of_latents"}
 _SETTINGS_ONLY = {"trains_by_settings", "shows_settings"}
 _OF_PICTURES_MADE = {"makes_pictures", "diffuses"}
@@ -64,6 +65,8 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
     keys = elsewhere if is_program and elsewhere is not None else remedies_of_run(diagnosis, elsewhere, is_text=is_text)
     keys = (*printed_by_message(diagnosis), *keys)
     keys = tuple(dict.fromkeys(applicable(diagnosis, keys, is_text=is_text)))
+    if is_text and not diagnosis.story.proposals:  # a guide names many, and each is judged
+        keys = told_shortly(keys)
     style = "plain" if is_program else style_of(diagnosis)
     if is_program:
         reason = _ELSEWHERE
@@ -87,6 +90,8 @@ def _way_to_prices(diagnosis: Diagnosis) -> Evidence:
         return _ELSEWHERE
     # A run is described, and nothing shows that it is of tokens.
     is_another = bool(diagnosis.told - IN_ANY_MESSAGE - SHOWN)
+    if is_another and "shows_code" not in diagnosis.told and not diagnosis.place:
+        return _ELSEWHERE  # whose code it is, and whether there is any to run, is not known
     if diagnosis.told & _OF_PICTURES_MADE and not (trains(diagnosis) or diagnosis.place):
         return _NOT_PYTORCH  # by a page, not by code
     of_pictures = _OF_PICTURES & diagnosis.told or NO_LANGUAGE_MODEL.search(diagnosis.code)

@@ -58,6 +58,7 @@ _IN_PYTHON = {
     "--tp": "tp_size", "-ngl": "n_gpu_layers", "-c": "n_ctx", "-ub": "n_ubatch", "-fa": "flash_attn",
     "--cache-type-k": "type_k", "--cache-type-v": "type_v", "q8_0": "8", "on": "True",
 }  # fmt: skip
+_OPTIONS_APART = re.compile(r" (?=-)")
 _OPTION = re.compile(r"(?P<name>-[\w-]+)(?: (?P<value>(?!-)(?:'[^']*'|\S+)))?")
 
 
@@ -76,18 +77,32 @@ class _Limit:
         return made if isinstance(made, str) else f"{made:.7g}"
 
 
-def line_of(key: str, program: str, limits: Mapping[str, float], *, in_python: bool) -> str | None:
-    """The line that makes a change in a program, and what it is now; None where the program has no setting for it."""
+def line_of(key: str, program: str, limits: Mapping[str, float], *, in_python: bool, by_command: bool) -> str | None:
+    """The line that makes a change in a program, and what it is now; None where the program has no setting for it.
+
+    Empty where it would say no more than the settings' names. It is the whole call only if the text calls the program.
+    """
     options = _OPTIONS.get(program, {}).get(key)
     if options is None:
         return None
+    defaults = _DEFAULTS.get(program, {})
+    options = " ".join(one for one in _OPTIONS_APART.split(options) if _says_more(one, limits, defaults))
     command, call = _STARTS[program]
+    if not options:
+        return ""
     if not (in_python and call):
-        return filled(f"{command} {options}", limits, _DEFAULTS.get(program, {}))
-    code = filled(options, limits, _DEFAULTS.get(program, {}))
+        return filled(f"{command} {options}" if by_command else options, limits, defaults)
+    code = filled(options, limits, defaults)
     options, mark, note = code.partition("   # ")
     arguments = (f"{_python_name(one['name'])}={_python_value(one['value'])}" for one in _OPTION.finditer(options))
     return call.format(", ".join(arguments)) + mark + note
+
+
+def _says_more(option: str, limits: Mapping[str, float], defaults: Mapping[str, str]) -> bool:
+    """Whether a line with this option says more than its name: a value that is known, or none that is to be known."""
+    fields = [name for _, name, _, _ in Formatter().parse(option) if name]
+    is_stated = "length" in fields and "held" in limits
+    return not fields or is_stated or any(name in limits or name in defaults for name in fields)
 
 
 def names_of(key: str, program: str, *, in_python: bool) -> str:

@@ -1,0 +1,111 @@
+"""What a text's author has tried in vain, by what was changed: nobody wants to be told to do it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from oom_magic.explain.evidence.clues.author_setting import words
+from oom_magic.explain.evidence.clues.author_words import TIP
+
+_LONGEST_READ = 10_000  # from each end; longer texts are logs
+_LONGEST_SENTENCE = 400
+# What was changed, by its key in ``needs.NEEDS``.
+_CHANGES: Mapping[str, re.Pattern[str]] = {
+    "tried_batch": words(
+        r"batch(?:[ _-]?sizes?|es)\b|\bbatch ?=|(?:mini|micro)-?batch|smaller batch|batch(?![a-z])[^\n]{0,4}\d",
+        r"批(?:次|大小|量|处理)",
+    ),
+    "tried_size": words(
+        r"\b(?:shr[aiu]nk|resiz\w+|downscal\w+) (?:the |my |all )?(?:videos?|images?|pictures?|inputs?|data)\b"
+        r"|\b(?:image|img|crop|patch|input|picture|frame|video|window|tile)s?[ _-]?(?:sizes?|dim\w*|resolutions?)"
+        r"|resolutions?\b|\bimgsz\b|\bcrops?\b|\b(?:fewer|number of) frames\b",
+        r"分辨率|(?:图片?|图像|输入|裁剪|切割)(?:的)?(?:大小|尺寸)",
+    ),
+    "tried_length": words(
+        r"\bmax[-_ ](?:\w{1,9}[-_ ])?len\w*|\bcontext[-_ ]?(?:length|size|window)|\bnum_ctx|\bn_ctx|\bctx[-_]size"
+        r"|\bsequence[-_ ]len\w*|\bcutoff_len|\bblock_size\b",
+        r"序列长度|上下文",
+    ),
+    "tried_workers": words(r"\b(?:num[-_ ]?)?workers?\b"),
+    "tried_share": words(r"\bgpu[-_ ]memory[-_ ]utili[sz]ation|\bmem[-_]fraction|\bmemory[-_ ]fraction"),
+    "tried_requests": words(r"\bmax[-_]num[-_](?:seqs|batched)|\bmax[-_]running|\bchunked[-_]prefill[-_]size"),
+    "tried_graphs": words(r"\bcuda[-_ ]?graph\w*|\benforce[-_ ]eager"),
+    "tried_layers": words(r"\bn?[-_]?gpu[-_]?layers|\bngl\b|\bnum_gpu\b"),
+    "tried_half": words(
+        r"\b(?:fp16|bf16|bfloat16|float16|half[- ]precision|mixed[- ]precision|amp|autocast)\b", r"混合精度|半精度",
+    ),
+    "tried_checkpointing": words(r"\b(?:gradient|activation)[-_ ]checkpoint\w*", r"梯度检查点"),
+    "tried_segments": words(r"\bexpandable_segments"),
+    "tried_split": words(r"\bmax_split_size\w*"),
+    "tried_watermark": words(r"WATERMARK_RATIO"),
+    "tried_vram": words(r"\b(?:low|med|no)[-_]?vram\b"),
+    "tried_offload": words(r"\boffload\w*|_offload\b"),
+    "tried_tiles": words(r"\btil(?:ed|ing|es)\b"),
+    "tried_quantized": words(r"\b[48][- ]?bits?\b|\bquanti[sz]\w+|\bfp8\b|\bgguf\b", r"量化"),
+    "tried_restart": words(r"\b(?:restart|reboot)\w*", r"重启"),
+    "tried_attention": words(r"\bxformers\b|\bflash[- _]?att\w*|\bsdpa?\b|\battention slicing"),
+    "tried_no_grad": words(r"\bno_grad\b|\binference_mode\b"),
+    "tried_ram": words(r"\bswap\b|\bpag(?:e|ing) ?file", r"虚拟内存"),
+    "tried_limit": words(r"\b(?:max(?:imum)?|more|larger|higher|increas\w+) (?:the )?(?:memory|mem|ram)\b|--mem\b"),
+}  # fmt: skip
+# Changes that help only one way.
+_OF_SIZES = ("tried_batch", "tried_size", "tried_length", "tried_layers", "tried_workers")
+_LESS = words(
+    r"reduc\w*|lower\w*|decreas\w*|small\w*|halv\w*|shrink\w*|shrank|shrunk|minim\w*|down to|less|fewer|crop\w*"
+    r"|resiz\w*|chang\w*|adjust\w*|modif\w*|play\w*|var(?:y|ied|ious)|differen\w*|any|no mat+er|regardless|\b[0-4]\b",
+    r"[减降调改缩]|无论|不管|最小|[为成到]\s?[0-4](?!\d)",
+)
+_IN_VAIN = words(
+    r"\b(?:useless|pointless|in vain|to no avail|no (?:use|avail|luck|effect|help|success|difference|change)s?)\b",
+    r"\b(?:does|do|did|has|have|is|was|will|wo)(?:n'?t| not) (?:\w+ ){0,3}"
+    r"(?:help|work|chang|matter|solv|fix|resolv|effect|reduc)\w*",
+    r"\bnot? (?:help|work|solv|fix|resolv)\w*|\bunable to (?:solve|fix)|\bcan(?:'t|not) (?:solve|fix)",
+    r"\bstill\b|\bsame (?:error|problem|issue|result|thing)|\bnone of|\bneither\b|\bnothing (?:help|chang|work)\w*",
+    r"\beven (?:with|if|when|after|by|for|at|though|using|setting|reducing|lowering)\b|\bno mat+er\b|\bregardless of\b",
+    r"没有?(?:用|效|作用|解决)|无效|不行|不起作用|无济于事|不能解决|解决不了|还是|仍|依然|依旧|无论|不管"
+    r"|(?:也|都)(?:还)?(?:会|不|没|报|爆|是|一样|无)",
+)
+_TRIED = words(
+    r"\btried(?! to (?:run|train|load|bring|start|generat|execut|enlarg|increas|infer|test|launch|fine))\b"
+    r"|\balready (?:set|reduced|lowered|decreased|enabled|using|used|changed|increased|raised)\b"
+    r"|\b(?:except|besides|other than|apart from|instead of|without (?:changing|reducing|lowering|using))\b",
+    r"试过|(?:调|改|减|降)[小低少]?过",
+)
+_GOES_ON_IN_VAIN = words(
+    r"^\W{0,4}(?:but|however|yet|though|it|this|that|they|and|nothing|none|neither|still|same|no)\b",
+    r"^\W{0,4}(?:但|可是?|然而|都|还|仍|也|结果)",
+)
+_HELPED = words(
+    r"\b(?:help(?:s|ed)|work(?:s|ed|ing)|solve[sd]|fixe[sd]|resolved|succe\w+|runs? (?:fine|ok|well))\b",
+    r"(?:可以了|解决了|就好了?|成功)",
+)
+_NOT = words(r"(?:\b(?:not?|none|never|nothing|neither|cannot)\b|n't\b|不|没|未)[^.\n]{0,30}$")
+# The author cannot or will not make the change.
+_NOT_MADE = words(
+    r"\b(?:do|did|does)(?:n'?t| not) (?:want|know|understand)"
+    r"|\b(?:where|how) (?:to|can i) (?:type|set|put|turn|enable)"
+    r"|\bwhen i (?:try to )?(?:enlarg|increas|rais)\w*",
+    r"不知道|怎么(?:设置|改)",
+)
+_END = re.compile(r"(?:[!?;]|\.(?![\w/]))[\s\"')]{0,4}|[。！？；\n]{1,4}")
+
+
+def tried_in(text: str) -> frozenset[str]:
+    """The keys of the changes that a cleaned text's author has made already, and that did not help."""
+    if len(text) > 2 * _LONGEST_READ:
+        text = f"{text[:_LONGEST_READ]}\n{text[-_LONGEST_READ:]}"
+    sentences = [one[:_LONGEST_SENTENCE] for one in _END.split(re.sub(TIP, "", text)) if one.strip()]
+    return frozenset(_tried(sentences))
+
+
+def _tried(sentences: list[str]) -> Iterator[str]:
+    for one, following in zip(sentences, [*sentences[1:], ""], strict=False):
+        helped = _HELPED.search(one)
+        if (helped and not _NOT.search(one[: helped.start()])) or _NOT_MADE.search(one):
+            continue
+        goes_on = _GOES_ON_IN_VAIN.match(following) and _IN_VAIN.search(following)
+        if _IN_VAIN.search(one) or _TRIED.search(one) or goes_on:
+            is_less = bool(_LESS.search(one))
+            found = (key for key, pattern in _CHANGES.items() if pattern.search(one))
+            yield from (key for key in found if is_less or key not in _OF_SIZES)
