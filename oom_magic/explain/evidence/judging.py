@@ -494,6 +494,11 @@ def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
         return Evidence(f"check_{cause.value}_mps")
     if failure is not None and failure.format == "vllm_context":
         return Evidence(f"check_{cause.value}_context")
+    return _check_of_work(cause, clues)
+
+
+def _check_of_work(cause: Cause, clues: Clues) -> Evidence:
+    """The check for a cause that depends on what runs: a server, an inference, a training, its inputs."""
     stage = None if clues.program is None else clues.program.stage
     sees_pictures = "sees_pictures" in clues.run.told  # then the trial's size is that of a picture
     if cause is Cause.ACTIVATIONS and stage is not None and stage.key == "profiling" and not sees_pictures:
