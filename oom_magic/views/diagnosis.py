@@ -12,7 +12,7 @@ from oom_magic.explain.evidence.clues.programs import PROGRAMS, PROGRAMS_BY_KEY
 from oom_magic.explain.evidence.judging import device_tool, meaning_of
 from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.messages.failure import Failure
-from oom_magic.explain.remedies.from_text.choice import AGAINST, is_named_by_message
+from oom_magic.explain.remedies.from_text.choice import AGAINST, is_named_by_message, printed_by_message
 from oom_magic.explain.remedies.from_text.kind_of_run import is_evaluation, trains
 from oom_magic.explain.remedies.from_text.lines import code_of
 from oom_magic.explain.sentences.catalogue import render_evidence, translate
@@ -228,7 +228,8 @@ def _why(diagnosis: Diagnosis) -> Block:
 def _is_checked_first(diagnosis: Diagnosis) -> bool:
     """Whether the check that settles the likeliest cause comes before any change: a text that leaves it open."""
     is_evaluated = any(one.needed_bytes is not None for one in diagnosis.remedies)
-    return diagnosis.confidence is Confidence.OPEN and bool(diagnosis.possible) and not is_evaluated
+    is_settled = is_evaluated or bool(printed_by_message(diagnosis))  # what a message proposes itself is said first
+    return diagnosis.confidence is Confidence.OPEN and bool(diagnosis.possible) and not is_settled
 
 
 def _change(diagnosis: Diagnosis, first: str) -> Block:
