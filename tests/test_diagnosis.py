@@ -285,4 +285,4 @@ def test_what_a_macs_message_proposes_is_said_first():
         diagnosis = explain(text + message, fast=True, lang="en")
         assert diagnosis.remedies[0].key == "mps_watermark"
         assert "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0" in str(diagnosis).split("What to change")[1][:160]
-        assert "stall" in str(diagnosis).split("What to change")[1][:200]
+        assert "freeze" in str(diagnosis).split("What to change")[1][:200]
