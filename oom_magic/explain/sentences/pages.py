@@ -191,6 +191,7 @@ PAGE_CATALOGUE: Sentences = {
     "pace_optimizer_loop": "slower step",
     "pace_qlora": "slower",
     "pace_int8": "slower layers",
+    "pace_launches": "a bit slower",
     "pace_offload": "much slower",
     "pace_streamed": "copies weights",
     "pace_fsdp": "depends",
