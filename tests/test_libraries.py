@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from versions import bitsandbytes_or_skip, recorded_with
 
 import oom_magic as om
+from oom_magic.predict.libraries import bitsandbytes_ops
 from oom_magic.units import MIB
 
 SMALL = {"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 2, "vocab_size": 512, "torch_dtype": "float16",
@@ -366,3 +367,13 @@ def test_lightning_trains(tmp_path: Path) -> None:
 
     assert len(om.dry_run(train).steps) == 5  # three of the first epoch, and what max_steps leaves of the second
     assert not list(tmp_path.iterdir())
+
+
+def test_optimizers_of_an_older_bitsandbytes_run_without_its_kernels() -> None:
+    """0.46 keeps its kernels in tables of its own; where its library is compiled for CPUs only, each one raises."""
+    functional: Any = ModuleType("bitsandbytes.functional")
+    functional.str2optimizer8bit_blockwise = {"adam": (pytest.fail, pytest.fail), "momentum": (pytest.fail,)}
+    tables = bitsandbytes_ops.optimizers_kernels(functional)
+    kernels = tables["str2optimizer8bit_blockwise"]
+    assert [len(kernels[name]) for name in ("adam", "momentum")] == [2, 1]
+    assert kernels["adam"][1]() == 0

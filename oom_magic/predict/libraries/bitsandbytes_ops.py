@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
@@ -43,21 +44,23 @@ class _Kernels:
         if name.startswith("__"):
             raise AttributeError(name)
 
-        def kernel(*args: Any) -> int:
-            return 0
+        return _nothing
 
-        return kernel
+
+def _nothing(*args: Any) -> int:
+    """Any kernel: it does nothing, and reports success."""
+    return 0
 
 
 @contextmanager
 def _kernels_left_out(module: ModuleType, run: Run) -> Iterator[None]:
     """Run bitsandbytes' operators by its CUDA backend's Python code around the kernels."""
     from bitsandbytes import functional
-    from bitsandbytes.backends import utils
 
+    utils = sys.modules.get("bitsandbytes.backends.utils")  # since 0.47
     library = _Kernels()
     table: Patches = [
-        (functional, {"lib": library, "get_paged": _get_paged(run)}),
+        (functional, {"lib": library, "get_paged": _get_paged(run), **optimizers_kernels(functional)}),
         (functional.CUBLAS_Context, {"_instance": None}),
         (functional.GlobalPageManager, {"_instance": None}),
     ]
@@ -70,6 +73,15 @@ def _kernels_left_out(module: ModuleType, run: Run) -> Iterator[None]:
             stack.enter_context(_emptied(cache))
         stack.enter_context(added(run.gpu.handlers, dict.fromkeys(operators_of("bitsandbytes"), handler)))
         yield
+
+
+def optimizers_kernels(functional: ModuleType) -> dict[str, dict[str, tuple[Kernel, ...]]]:
+    """The tables ``str2optimizer...``, from which bitsandbytes 0.46 takes its optimizers' kernels."""
+    tables = {name: table for name, table in vars(functional).items() if name.startswith("str2optimizer")}
+    return {
+        name: {optimizer: (_nothing,) * len(kernels) for optimizer, kernels in table.items()}
+        for name, table in tables.items()
+    }
 
 
 @contextmanager
