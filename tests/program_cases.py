@@ -234,6 +234,23 @@ def each_gradient_of_attention() -> None:
     vmap(grad(loss), in_dims=(None, 0), randomness="different")(weights, torch.randn(16, 40, 128, device=CUDA))
 
 
+def without_cudnn() -> None:
+    """Recurrent layers step by step, packed ones too, and their double backward; convolutions by columns."""
+    with torch.backends.cudnn.flags(enabled=False):
+        tagger = nn.LSTM(64, 256, 2, dropout=0.1, bidirectional=True, batch_first=True, proj_size=32).to(CUDA)
+        reader, simple = nn.GRU(64, 256, batch_first=True).to(CUDA), nn.RNN(256, 64, bias=False).to(CUDA)
+        x = torch.randn(64, 24, 64, device=CUDA, requires_grad=True)
+        found, _ = simple(reader(tagger(x)[0])[0])
+        (gradient,) = torch.autograd.grad(found.sum(), x, create_graph=True)
+        gradient.norm().backward()
+        packed = pack_padded_sequence(x, torch.tensor([24, 20, 20, 7] + [3] * 60), batch_first=True)
+        pad_packed_sequence(tagger(packed)[0])[0].sum().backward()
+        images = nn.Sequential(
+            nn.Conv2d(8, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.ConvTranspose2d(64, 8, 2, 2, bias=False)
+        ).to(CUDA)
+        images(torch.randn(4, 8, 96, 96, device=CUDA)).square().mean().backward()
+
+
 def lazy() -> None:
     """Modules that learn their sizes from what comes, on the GPU; a module moved to where a tensor is."""
     model = nn.Sequential(
@@ -404,6 +421,7 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "watched": watched,
     "each_gradient": each_gradient,
     "each_gradient_of_attention": each_gradient_of_attention,
+    "without_cudnn": without_cudnn,
     "lazy": lazy,
     "forward_mode": forward_mode,
     "evaluated": evaluated(torch.no_grad),

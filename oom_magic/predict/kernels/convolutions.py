@@ -195,9 +195,12 @@ def _each(numbers: Sequence[int], tensor: torch.Tensor) -> tuple[int, ...]:
 def _compute(
     call: Call, operation: str, tensor: torch.Tensor, weight: torch.Tensor, made: torch.Tensor, options: Sequence[Any]
 ) -> None:
-    """cuDNN's part, if it is cuDNN that computes; ``options`` from the stride on, as ``convolution`` has them."""
+    """What computes it: cuDNN, or PyTorch's products; ``options`` from the stride on, as ``convolution`` has them."""
     stride, padding, dilation, transposed, _output_padding, groups = options
     if not is_by_cudnn(tensor, weight, transposed, stride, dilation, groups):
+        is_plain = set(weight.shape[2:]) == set(stride) == {1} and not any(padding)
+        if not (is_plain or _is_depthwise(tensor, weight, transposed, groups)):
+            call.give_back(call.take(_column_bytes(weight, tensor if transposed else made)))
         return
     call.gpu.values.assume(
         _(
@@ -215,6 +218,12 @@ def _compute(
         shapes = tuple((*shape[:2], 1, shape[2]) for shape in shapes)  # type: ignore[assignment]
         sizes = ((1, *sizes[0]), (0, *sizes[1]), (1, *sizes[2]))
     compute(call, Convolution(operation, *shapes, tensor.dtype, is_last, *sizes, groups))
+
+
+def _column_bytes(weight: torch.Tensor, images: torch.Tensor) -> int:
+    """What one image's patches take as columns of a matrix, where cuDNN is switched off (``columns`` in
+    aten/src/ATen/native/cuda: ConvolutionMM2d.cu, NaiveConvolutionTranspose2d.cu, NaiveDilatedConvolution.cu)."""
+    return math.prod(weight.shape[1:]) * math.prod(images.shape[2:]) * images.element_size()
 
 
 def _format(tensor: torch.Tensor, weight: torch.Tensor, options: Sequence[Any]) -> torch.memory_format:

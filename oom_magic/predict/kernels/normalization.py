@@ -47,7 +47,7 @@ def _wide_bytes(tensor: torch.Tensor) -> int:
 
 def is_by_cudnn(tensor: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> bool:
     """aten/src/ATen/native/Normalization.cpp, ``_batch_norm_impl_index``."""
-    if weight is None or bias is None or tensor.dim() < 3:
+    if weight is None or bias is None or tensor.dim() < 3 or not torch.backends.cudnn.enabled:
         return False
     is_mixed = tensor.dtype is torch.float16 and weight.dtype is torch.float32
     return is_mixed or tensor.dtype in (torch.float32, torch.float64)

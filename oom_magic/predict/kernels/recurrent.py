@@ -9,7 +9,7 @@ hidden state. The estimate was not compared with a real card.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -52,11 +52,15 @@ class _Layers:
 
     def on_steps(self, mode: int, tensor: Any, hx: Any, weights: Any, has_biases: bool, *options: Any) -> Any:
         """The outputs of ``lstm.input`` and its like."""
+        if not is_acceptable(self._gpu, tensor):
+            return _by_cells(mode, tensor, hx, weights, has_biases, *options)
         out = self._run(mode, tensor, hx, weights, has_biases, *options, [])
         return out if mode == LSTM else out[:2]
 
     def on_packed(self, mode: int, tensor: Any, sizes: Any, hx: Any, weights: Any, *options: Any) -> Any:
         """The outputs of ``lstm.data`` and its like, for packed sequences."""
+        if not is_acceptable(self._gpu, tensor):
+            return _by_cells(mode, tensor, hx, weights, *options, False, sizes.tolist())
         out = self._run(mode, tensor, hx, weights, *options, False, sizes.tolist())
         return out if mode == LSTM else out[:2]
 
@@ -239,6 +243,89 @@ def fused_gru_cell_backward(gradient: Any, workspace: Any, has_bias: bool) -> An
     gates = [gradient.new_empty((batch, size)) for _ in range(2)]
     biases = [gradient.new_empty(size) if has_bias else None for _ in range(2)]
     return (*gates, torch.empty_like(gradient), *biases)
+
+
+def _simple_cell(
+    nonlinearity: Kernel, tensor: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
+) -> Any:
+    """``SimpleCell``."""
+    return nonlinearity(torch.nn.functional.linear(hx, w_hh, b_hh).add_(torch.nn.functional.linear(tensor, w_ih, b_ih)))
+
+
+def _lstm_cell(tensor: Any, hx: Any, w_ih: Any, w_hh: Any, *others: Any) -> tuple[Any, Any]:
+    """``lstm_cell`` with its projection, where there is one."""
+    *biases, projection = others if len(others) % 2 else (*others, None)
+    hidden, cell = lstm_cell(tensor, hx, w_ih, w_hh, *biases)
+    return hidden if projection is None else hidden @ projection.t(), cell
+
+
+_CELLS = {GRU: gru_cell, TANH: partial(_simple_cell, torch.tanh), RELU: partial(_simple_cell, torch.relu)}
+
+
+# -- layers without cuDNN ---------------------------------------------------------------
+
+
+def _by_cells(
+    mode: int, tensor: Any, hx: Any, weights: Any, has_biases: bool, num_layers: int, dropout: float, train: bool,
+    bidirectional: bool, batch_first: bool, lengths: Sequence[int] = (),
+) -> Any:  # fmt: skip
+    """aten/src/ATen/native/RNN.cpp, ``apply_layer_stack``: cell by cell, where cuDNN is switched off. ``lengths``:
+    how many sequences each step of a packed input has."""
+    num_stacks = num_layers * (2 if bidirectional else 1)
+    per_stack = len(weights) // num_stacks
+    parameters = [weights[i : i + per_stack] for i in range(0, len(weights), per_stack)]
+    states = list(zip(*(state.unbind(0) for state in (hx if mode == LSTM else (hx,))), strict=True))
+    x, finals = tensor.transpose(0, 1) if batch_first else tensor, []
+    for layer in range(num_layers):
+        directions: list[Any] = []
+        steps = () if lengths else x.unbind(0)
+        for stack in range(layer * num_stacks // num_layers, (layer + 1) * num_stacks // num_layers):
+            order = range(len(lengths or steps))[:: -1 if directions else 1]
+            inputs = (x.narrow(0, sum(lengths[:i]), lengths[i]) if lengths else steps[i] for i in order)
+            run = _backwards if directions else _forwards
+            out, final = run(partial(_step, mode, parameters[stack]), inputs, states[stack], bool(lengths))
+            directions.append(out)
+            finals.append(final)
+        x = torch.cat(directions, -1) if bidirectional else directions[0]
+        if dropout and train and layer < num_layers - 1:
+            x = torch.nn.functional.dropout(x, dropout)
+    stacked = [torch.stack(parts) for parts in zip(*finals, strict=True)]
+    return (x.transpose(0, 1) if batch_first else x), *stacked
+
+
+def _step(mode: int, parameters: Sequence[Any], tensor: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The next state: the hidden one, and an LSTM's cell."""
+    if mode == LSTM:
+        return _lstm_cell(tensor, state, *parameters)
+    return (_CELLS[mode](tensor, state[0], *parameters),)
+
+
+def _forwards(step: Kernel, inputs: Iterator[Any], state: tuple[Any, ...], is_packed: bool) -> tuple[Any, Any]:
+    """``FullLayer`` and ``PackedLayer``, where the states of sequences that have ended are set aside."""
+    outputs, ended = [], []
+    for one in inputs:
+        if len(one) < len(state[0]):
+            ended.append(tuple(part[len(one) :] for part in state))
+            state = tuple(part[: len(one)] for part in state)
+        state = step(one, state)
+        outputs.append(state[0])
+    if not is_packed:
+        return torch.stack(outputs), state
+    return torch.cat(outputs), tuple(torch.cat(parts) for parts in zip(state, *reversed(ended), strict=True))
+
+
+def _backwards(step: Kernel, inputs: Iterator[Any], first: tuple[Any, ...], is_packed: bool) -> tuple[Any, Any]:
+    """The reverse direction, and ``ReversedPackedLayer``, where sequences join."""
+    outputs, state = [], first
+    for number, one in enumerate(inputs):
+        if number == 0:
+            state = tuple(part[: len(one)] for part in first)
+        if len(one) > len(state[0]):
+            joined = [part[len(kept) : len(one)] for part, kept in zip(first, state, strict=True)]
+            state = tuple(torch.cat(parts) for parts in zip(state, joined, strict=True))
+        state = step(one, state)
+        outputs.append(state[0])
+    return (torch.cat if is_packed else torch.stack)(outputs[::-1]), state
 
 
 def _gates_first(call: Call) -> None:
