@@ -18,6 +18,7 @@ _PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, t
 _BACKWARDS = {aten.threshold_backward.default, aten.leaky_relu_backward.default}  # the gradient is read last
 _BY_ELEMENT = {*_BACKWARDS, aten.hardswish_backward.default, aten.softplus_backward.default}
 _OTHERWISE = {aten.clone.default, aten.native_dropout_backward.default}  # tagged, with kernels of their own
+_DECIDING = {aten.select_backward.default: 2, aten.slice_backward.default: 2}  # arguments before those of the part
 _Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
@@ -33,15 +34,18 @@ class KnownOutputs:
 
     def of(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], kernel: Callable[..., Any]) -> Any:
         """What ``kernel(*args, **kwargs)`` returns."""
+        count = _DECIDING.get(func)
         try:
-            key = (func, torch.get_default_dtype(), _key(args), _key(tuple(kwargs.items())))
+            key = (func, torch.get_default_dtype(), _key(args[:count]), _key(tuple(kwargs.items())))
         except _NotByShapeError:
             return kernel(*args, **kwargs)
         if key in self._known:
             make = self._known[key]
             return kernel(*args, **kwargs) if make is None else make(args)
         out = kernel(*args, **kwargs)
-        self._known[key] = _maker(out, args, kwargs) if key[2:] == (_key(args), _key(tuple(kwargs.items()))) else None
+        is_view = torch.Tag.inplace_view in func.tags  # of another part of its memory, which the key does not hold
+        is_same = key[2:] == (_key(args[:count]), _key(tuple(kwargs.items())))
+        self._known[key] = _maker(out, args, kwargs) if is_same and not is_view else None
         return out
 
 
@@ -101,7 +105,7 @@ def _key(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
         if not value.is_meta or value.layout is not torch.strided or value.is_complex():
             raise _NotByShapeError
-        return tuple(value.shape), value.stride(), value.dtype, value.storage_offset()
+        return tuple(value.shape), value.stride(), value.dtype
     if isinstance(value, (tuple, list)):
         return tuple([_key(item) for item in value])
     if isinstance(value, float):
