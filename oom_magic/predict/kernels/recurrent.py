@@ -53,14 +53,14 @@ class _Layers:
     def on_steps(self, mode: int, tensor: Any, hx: Any, weights: Any, has_biases: bool, *options: Any) -> Any:
         """The outputs of ``lstm.input`` and its like."""
         if not is_acceptable(self._gpu, tensor):
-            return _by_cells(mode, tensor, hx, weights, has_biases, *options)
+            return _by_cells(mode, tensor, hx, weights, *options, [])
         out = self._run(mode, tensor, hx, weights, has_biases, *options, [])
         return out if mode == LSTM else out[:2]
 
     def on_packed(self, mode: int, tensor: Any, sizes: Any, hx: Any, weights: Any, *options: Any) -> Any:
         """The outputs of ``lstm.data`` and its like, for packed sequences."""
         if not is_acceptable(self._gpu, tensor):
-            return _by_cells(mode, tensor, hx, weights, *options, False, sizes.tolist())
+            return _by_cells(mode, tensor, hx, weights, *options[1:], False, sizes.tolist())
         out = self._run(mode, tensor, hx, weights, *options, False, sizes.tolist())
         return out if mode == LSTM else out[:2]
 
@@ -259,18 +259,18 @@ def _lstm_cell(tensor: Any, hx: Any, w_ih: Any, w_hh: Any, *others: Any) -> tupl
     return hidden if projection is None else hidden @ projection.t(), cell
 
 
-_CELLS = {GRU: gru_cell, TANH: partial(_simple_cell, torch.tanh), RELU: partial(_simple_cell, torch.relu)}
+_CELLS: dict[int, Kernel] = {
+    GRU: gru_cell, TANH: partial(_simple_cell, torch.tanh), RELU: partial(_simple_cell, torch.relu),
+}  # fmt: skip
 
 
 # -- layers without cuDNN ---------------------------------------------------------------
 
 
-def _by_cells(
-    mode: int, tensor: Any, hx: Any, weights: Any, has_biases: bool, num_layers: int, dropout: float, train: bool,
-    bidirectional: bool, batch_first: bool, lengths: Sequence[int] = (),
-) -> Any:  # fmt: skip
+def _by_cells(mode: int, tensor: Any, hx: Any, weights: Any, *options: Any) -> Any:
     """aten/src/ATen/native/RNN.cpp, ``apply_layer_stack``: cell by cell, where cuDNN is switched off. ``lengths``:
     how many sequences each step of a packed input has."""
+    num_layers, dropout, train, bidirectional, batch_first, lengths = options
     num_stacks = num_layers * (2 if bidirectional else 1)
     per_stack = len(weights) // num_stacks
     parameters = [weights[i : i + per_stack] for i in range(0, len(weights), per_stack)]
