@@ -61,7 +61,7 @@ def test_checks_of_unknown_values_pass(monkeypatch: pytest.MonkeyPatch) -> None:
             distribution.log_prob(distribution.sample())
 
     report = om.dry_run(program)
-    assert any("True was taken" in assumption.text for assumption in report.assumptions)
+    assert any("assumed: True" in assumption.text for assumption in report.assumptions)
 
 
 def test_endless_loop_of_operators_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -404,7 +404,7 @@ def test_weights_that_pytorch_watches_stay_real_and_are_named(users: Users) -> N
     session = DrySession(has_bar=False)
     report = session.run(lambda: torch.ones(8, device="cuda").sum(), [users.names])
     assert any("`model.0.weight` stays real" in one.text for one in report.assumptions)
-    with pytest.raises(RuntimeError, match=r"model\.0\.weight is the real one.*copy"):
+    with pytest.raises(RuntimeError, match=r"model\.0\.weight is the real tensor.*copy"):
         run(users)
     assert not watches.expired()
 
