@@ -272,7 +272,7 @@ def test_map_agrees_with_single_points(adapter: Sizes) -> None:
         ({"batch_size": 8}, ValueError, "Nothing varies"),
         ({"batchsize": (1, 8)}, TypeError, "train_mlp() has no argument 'batchsize'; did you mean 'batch_size'?"),
         ({"colour": (1, 8)}, TypeError, "train_mlp() has no argument 'colour'."),
-        ({"width": (1, 8)}, TypeError, "needs batch_size too; give a range such as batch_size=(1, 64), a list"),
+        ({"width": (1, 8)}, TypeError, "also needs batch_size; give a range such as batch_size=(1, 64), a list"),
     ],
 )
 def test_ranges_that_make_no_sense(ranges: dict[str, Any], error: type[Exception], words: str) -> None:

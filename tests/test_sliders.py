@@ -270,7 +270,7 @@ def test_a_setup() -> None:
     assert panel.report.peak_allocated_bytes == panel.setup.dry_run().peak_allocated_bytes
     text = str(panel)
     assert panel.setup.code().splitlines()[0] in text
-    assert re.search(r"global batch +15 +5 x 3 accumulated", text)
+    assert re.search(r"global batch +15 +5 x 3 accumulation steps", text)
     assert re.search(r"tokens per step +480", text)
 
 
@@ -385,7 +385,7 @@ def with_heads(batch_size: int = 2, heads: int = 5) -> None:
 def test_a_divisor_is_left_out_though_its_neighbour_divides_too() -> None:
     panel = om.sliders(with_heads, gpu="T4")
     assert set(panel.controls) == {"gpu", "batch_size"}
-    assert "heads stays 5: with 7 the function fails" in shown(panel)
+    assert "heads stays 5: the function fails with 7" in shown(panel)
 
 
 def test_a_function_that_fails_elsewhere_in_its_ranges_is_shown_in_words() -> None:
