@@ -245,7 +245,7 @@ def test_contradictory_counts() -> None:
         torch.ones(batch_size, device="cuda")
 
     for ask in (om.dry_run, partial(om.size, batch_size=(1, 8)), om.sliders):
-        with pytest.raises(ValueError, match="num_gpus=3, but '2x T4' names 2; give one of them"):
+        with pytest.raises(ValueError, match="num_gpus=3, but '2x T4' names 2; give only one of them"):
             ask(ones, gpu="2x T4", num_gpus=3)
     with pytest.raises(ValueError, match="3 processes need one card each, but only 2 are given; give more"):
         om.dry_run(ones, gpu="2x T4", num_processes=3)
