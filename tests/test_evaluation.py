@@ -328,6 +328,15 @@ def test_changes_that_save_nothing_are_not_named_after_all(monkeypatch):
     assert [(one.key, one.note.key) for one in last.remedies] == [("find_tensor", "reason_nothing_saves")]
 
 
+def test_what_is_run_once_stands_apart_from_the_line_that_goes_into_the_loop(monkeypatch) -> None:
+    code = "seen.append(x.cpu())\n# instead of seen.append(x)"
+    fixed = Remedy("keep_on_host", 1, "same", {"fixed": "seen.append(x.cpu())"}, needed_bytes=GIB, code=code)
+    monkeypatch.setattr(RemedyEvaluator, "remedies", lambda _: iter((fixed,)))
+    diagnosis = explain("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 16.00 GiB.")
+    *_, last = advise(diagnosis, Run(), GPU, memory=need(1), emptied="seen.clear()")
+    assert [one.code for one in last.remedies] == [f"seen.clear()\n%oom_free\n\n{code}"]
+
+
 def test_every_effect_on_speed_has_its_words() -> None:
     for spec in remedy_specs(Situation(GPU.total_bytes, GPU)):
         assert f"pace_{spec.speed}" in SENTENCES and f"speed_{spec.speed}" in SENTENCES

@@ -10,19 +10,19 @@ NOTEBOOKS["queue of keys"] = Notebook(
         HEAD
         + """
 import copy
-encoder = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 256)).cuda()
+encoder = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 2048)).cuda()
 slow = copy.deepcopy(encoder)
-queue = torch.randn(4096, 256, device="cuda")
+queue = torch.randn(4096, 2048, device="cuda")
 optimizer = torch.optim.SGD(encoder.parameters(), lr=0.03)
 """,
         """
-for step in range(2000):
-    x = torch.rand(512, 512, device="cuda")
+for step in range(600):
+    x = torch.rand(256, 512, device="cuda")
     query = F.normalize(encoder(x))
     with torch.no_grad():
         key = F.normalize(slow(x + 0.1 * torch.randn_like(x)))
     logits = torch.cat([(query * key).sum(1, keepdim=True), query @ queue.t()], 1) / 0.07
-    loss = F.cross_entropy(logits, torch.zeros(512, dtype=torch.long, device="cuda"))
+    loss = F.cross_entropy(logits, torch.zeros(256, dtype=torch.long, device="cuda"))
     optimizer.zero_grad(); loss.backward(); optimizer.step()
     queue = torch.cat([queue, key]){NEWEST}
 """,

@@ -25,7 +25,7 @@ from oom_magic.predict.session import DrySession
 from oom_magic.predict.silence import silenced
 
 # Code over what it stands for: one statement, or those from one to another.
-_PAIR = re.compile(r"((?:(?!#).*\n)+)# instead of (.+?)(?: \.\.\. (.+))?\n")
+_PAIR = re.compile(r"((?:(?!#).+\n)+)# instead of (.+?)(?: \.\.\. (.+))?\n")
 # What is written behind the making of model and optimizer: the price is of both made anew.
 LOADED_SO = frozenset({"lora", "qlora", "half_weights"})
 
