@@ -342,6 +342,23 @@ def test_what_was_not_foreseen_is_refused_by_name_and_line(name: str, tmp_path: 
     assert any("refused" in one.text and one.line is not None for one in report.assumptions)
 
 
+def test_a_name_that_a_users_module_binds_anew_is_answered(
+    tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of its names is the same, so nothing that was learned of the module in an earlier run may be kept."""
+    (tmp_path / "bound_anew.py").write_text("class Kept:\n    drop = None\n\ndrop = None\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import bound_anew  # type: ignore[import-not-found]
+
+    om.dry_run(lambda: None)
+    bound_anew.drop, bound_anew.Kept.drop = os.remove, staticmethod(os.rmdir)
+    Path("file").write_text("kept")
+    Path("folder").mkdir()
+    om.dry_run(lambda: (bound_anew.drop("file"), bound_anew.Kept.drop("folder")))
+    assert Path("file").read_text() == "kept" and Path("folder").is_dir()
+    del sys.modules["bound_anew"]
+
+
 @pytest.mark.skipif(not IS_KNOWN, reason="libc is not answered on this system, and the report says so")
 def test_functions_of_c_that_were_looked_up_before_are_answered(tmp_path: Path, here: None) -> None:
     os.chdir(tmp_path)

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from oom_magic.predict.isolation.reach import users_modules
+
 _HOLDING_IN_DEFAULTS = (
     "tempfile",
     "pathlib",
@@ -25,7 +27,8 @@ _HOLDING_IN_DEFAULTS = (
 _NUMPYS_OPENERS: dict[Any, Any] = np.lib._datasource._file_openers._file_openers  # type: ignore[attr-defined]
 _SETS = ("os",)  # its supports_dir_fd and the like are sets of functions
 _TORCHS = "torch."  # thousands of classes, without any of the functions
-# By the functions searched for: modules that hold none of them, by identity and number of names.
+# By the functions searched for: modules of libraries that hold none of them, by identity and number of names. The
+# user's are searched each time: a name of theirs can be bound anew.
 _without: dict[frozenset[int], dict[int, int]] = {}
 
 
@@ -65,12 +68,14 @@ def _holding(wanted: Mapping[int, Any]) -> Iterator[tuple[dict[str, Any], list[t
     without = _without.setdefault(frozenset(wanted), {})
     modules = [one.__dict__ for one in list(sys.modules.values()) if isinstance(one, ModuleType)]
     lengths = list(map(len, modules))
+    users = {id(one.__dict__) for one in users_modules()}
     is_new = map(operator.ne, map(without.get, map(id, modules)), lengths)
     for names, length in list(compress(zip(modules, lengths, strict=True), is_new)):
         is_torchs = str(names.get("__name__")).startswith(_TORCHS)
         classes = [] if is_torchs else [one for one in _classes_in(names) if _holds(one, wanted)]
         if not classes and wanted.keys().isdisjoint(map(id, list(names.values()))):
-            without[id(names)] = length
+            if id(names) not in users:
+                without[id(names)] = length
         else:
             yield names, classes
 
