@@ -100,8 +100,9 @@ def remedies_details(
     wording = Wording(remedies, lang)
     evaluated = [one for one in remedies if one.needed_bytes is not None]
     if not evaluated:
-        blocks = [*_named(remedies, wording, unpriced)]
-        return [Details(unpriced.heading, tuple(blocks))] if blocks else []
+        named, ways = [*_named(remedies, wording, unpriced)], [*_ways_to_prices(remedies, wording, unpriced)]
+        heading = unpriced.heading if named else translate("heading_savings", lang)
+        return [Details(heading, (*named, *ways))] if named or ways else []
     columns = tuple(translate(f"column_{name}", lang) for name in _COLUMNS)
     now: tuple[tuple[Cell, ...], ...] = ()
     if as_is is not None:
@@ -114,18 +115,23 @@ def remedies_details(
 
 
 def _named(remedies: Sequence[Remedy], wording: Wording, unpriced: Unpriced) -> Iterator[Block]:
-    """Remedies without a price, each with its code below it, and the ways to prices."""
+    """Remedies without a price, each with its code below it, but for the one on the first screen if it has none."""
     lang = wording.lang
     notes = [_note(one, lang) for one in remedies]
     is_shared = len(notes) > 1 and len(set(notes)) == 1
     for one, note in zip(remedies, notes, strict=True):
         said = f"{wording.of(one)}{'' if is_shared else note}"
-        if said != unpriced.first:
+        has_code = bool(one.code) and _is_worthwhile(one)
+        if said != unpriced.first or has_code:
             yield Sentence(f"• {said}")
-        if one.code and _is_worthwhile(one):
+        if has_code:
             yield Code(code_in(lang, one.code), one.language)
     if is_shared and notes[0]:
         yield Sentence(notes[0].strip(" ()"), "quiet")
+
+
+def _ways_to_prices(remedies: Sequence[Remedy], wording: Wording, unpriced: Unpriced) -> Iterator[Block]:
+    lang = wording.lang
     ways = dict.fromkeys(way for one in remedies if one.note is not None for way in _WAYS.get(one.note.key, ()))
     yield from (Sentence(translate(way, lang), "quiet") for way in ways)
     if any(way in _BY_COMMAND for way in ways):

@@ -125,6 +125,7 @@ PAGE_CATALOGUE: Sentences = {
     "story_clipping": "max_grad_norm keeps training stable; it saves no memory.",
     "heading_remedies": "What to change, and what it saves",
     "heading_changes": "What to change",
+    "heading_savings": "What a change would save",
     "heading_if_so": "What to change if that is it",
     "heading_code": "Code: {text}",
     "heading_message": "The message",
