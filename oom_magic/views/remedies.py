@@ -100,9 +100,9 @@ def remedies_details(
     wording = Wording(remedies, lang)
     evaluated = [one for one in remedies if one.needed_bytes is not None]
     if not evaluated:
-        named, ways = [*_named(remedies, wording, unpriced)], [*_ways_to_prices(remedies, wording, unpriced)]
-        heading = unpriced.heading if named else translate("heading_savings", lang)
-        return [Details(heading, (*named, *ways))] if named or ways else []
+        changes, ways = [*_named(remedies, wording, unpriced)], [*_ways_to_prices(remedies, wording, unpriced)]
+        heading = unpriced.heading if changes else translate("heading_savings", lang)
+        return [Details(heading, (*changes, *ways))] if changes or ways else []
     columns = tuple(translate(f"column_{name}", lang) for name in _COLUMNS)
     now: tuple[tuple[Cell, ...], ...] = ()
     if as_is is not None:
