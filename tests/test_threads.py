@@ -277,7 +277,7 @@ def test_threads_that_the_run_wakes_are_said_and_what_a_thread_holds_is_as_befor
     before = timer.name
     report = DrySession(has_bar=False, is_lasting=False).run(run, [{"local": local, "worker": worker}])
     assert vars(local) == {"seen": [1]} and worker.name == "prefetching"
-    said = [one.text.split("`")[1] for one in report.assumptions if "waited" in one.text]
+    said = [one.text.split("`")[1] for one in report.assumptions if "was waiting" in one.text]
     assert said == ["prefetching", "taking", before] and type(queue.SimpleQueue.put) is type(queue.SimpleQueue.get)
 
 

@@ -188,6 +188,7 @@ COMPILED: Names = {  # 2.6 lacks some; there compiled code is followed as if it 
         "torch._dynamo.eval_frame._stance",
         *_in("torch._dynamo.exc", "Unsupported UserError"),
         *_in("torch._dynamo.guards", "CheckFunctionManager DeletedGuardManagerWrapper"),
+        "torch._dynamo.mutation_guard.GenerationTracker.generation",
         *_in("torch._dynamo.pgo", "_CODE_STATE _INIT_CODE_STATE"),
         "torch._dynamo.trace_rules.check",
         *_in("torch._dynamo.types", "ConvertFrameReturn FrameAction FrameExecStrategy"),
@@ -205,6 +206,9 @@ COMPILED: Names = {  # 2.6 lacks some; there compiled code is followed as if it 
         "torch._inductor.cpu_vec_isa",
         *_in("torch._inductor.compile_fx", "_compile_fx_inner fx_codegen_and_compile"),
         "torch._inductor.constant_folding.ConstantFolder",
+        *_in(
+            "torch._inductor.cudagraph_trees", "CUDAGraphTreeManager.format_dealloc_msg MarkStepBox.mark_step_counter"
+        ),
         "torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder._add_peephole_patterns",
         "torch._inductor.fx_passes.joint_graph.lazy_init",
         "torch._inductor.fx_passes.pad_mm",
