@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -333,6 +334,31 @@ def test_what_cannot_be_run_as_compiled_is_run_as_written(monkeypatch: pytest.Mo
     monkeypatch.undo()
     with pytest.raises(ValueError, match="mine"):
         om.dry_run(wrong)
+
+
+@needs_triton
+def test_recompiling_has_the_limits_of_a_new_process_and_leaves_the_users_as_they_were() -> None:
+    captured: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        captured.append("graph")
+        return graph.forward
+
+    @torch.compile(backend=backend)
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def step() -> None:
+        before = len(captured)
+        double(torch.ones(2, device="cuda"))
+        assert len(captured) == before + 1
+
+    double(torch.ones(2))
+    for _ in range(torch._dynamo.config.recompile_limit + 1):
+        om.dry_run(step)
+    before = len(captured)
+    double(torch.ones(2, dtype=torch.float64))
+    assert len(captured) == before + 1
 
 
 @pytest.mark.slow

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import re
 import sys
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import _lru_cache_wrapper
@@ -16,6 +18,7 @@ import torch._functorch.config
 import torch._inductor.compile_fx
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
 from torch._dynamo import convert_frame, guards, pgo, trace_rules
+from torch._dynamo.cache_size import CacheSizeRelevantForFrame, compute_cache_size
 from torch._dynamo.exc import Unsupported, UserError
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.utils import CleanupManager
@@ -81,6 +84,7 @@ class Compiler:
         return [
             (convert_frame.CatchErrorsWrapper, {"__call__": self._convert()}),
             (convert_frame, {_REASONS: _with_modes(getattr(convert_frame, _REASONS))}),
+            (convert_frame, {"compute_cache_size": self._traces.cache_size, "FRAME_COMPILE_COUNTER": Counter()}),
             (guards.CheckFunctionManager, {"__init__": _guarded_with_modes()}),
             (torch._dynamo.utils, {"set_torch_function_mode_stack": _set_modes_below_view}),
             (pgo, {**no_profile, "put_code_state": lambda: None, "get_cache_key": lambda: None}),
@@ -266,15 +270,18 @@ class _Traces:
         if id(names) not in self._globals:
             self._globals[id(names)] = names, frozenset(names)
 
+    def cache_size(self, frame: Any, entries: list[Any], *_unused: Any) -> CacheSizeRelevantForFrame:
+        """``compute_cache_size``, which the limits of recompiling are held against, of what this run compiled."""
+        own = {id(made.guard_manager) for made in self.compiled}
+        return compute_cache_size(frame, [entry for entry in entries if id(entry.guard_manager) in own])
+
     def remove(self) -> None:
         """Remove all of it."""
         for made in self.compiled:
             manager = made.guard_manager
             CleanupManager.instance._remove_id(id(made.code))  # names of compiled functions
             if manager.cache_entry is not None and manager.extra_state is not None:
-                manager.extra_state.invalidate(
-                    manager.cache_entry, guards.DeletedGuardManagerWrapper("the dry run ended")
-                )
+                manager.extra_state.invalidate(manager.cache_entry, _Ended())
         for code, was_bare in self._codes.items():
             if was_bare:
                 reset_code(code)
@@ -284,6 +291,14 @@ class _Traces:
             for name in [name for name in names if name not in before and name.startswith(_IMPORTED)]:
                 del names[name]
         self._globals.clear()
+
+
+class _Ended(guards.DeletedGuardManagerWrapper):  # type: ignore[misc]
+    """In place of a dry run's guards: no call matches, nor does the entry count in the user's ``recompile_limit``."""
+
+    def __init__(self) -> None:
+        super().__init__("the dry run ended")
+        self.id_matched_objs = {"": weakref.ref(_Ended)}  # of a variable that no frame has
 
 
 def _caches_cleared() -> None:
