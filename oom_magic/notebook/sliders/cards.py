@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from oom_magic.inputs import parse_bytes
 from oom_magic.language import _
@@ -46,11 +45,6 @@ class SliderMachine:
     num_gpus: int = 1
     num_processes: int | None = None
     card: int | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The settings of ``size``."""
-        return {"num_gpus": self.num_gpus, "num_processes": self.num_processes, "card": self.card}
 
     def named(self, label: str) -> str:
         """A label: the function or setup, and the cards."""

@@ -26,6 +26,7 @@ from oom_magic.notebook.sliders.ranges import (
     without_the_stiff,
 )
 from oom_magic.notebook.sliders.view import Estimate, Largest, WayOut, error_blocks
+from oom_magic.predict.setups.hardware import Hardware
 from oom_magic.predict.sizing.fingerprint import fingerprint
 from oom_magic.predict.sizing.ranges import Ranges
 from oom_magic.predict.sizing.sizes import Sizes
@@ -306,7 +307,8 @@ class FunctionSizer(Sizer):
 
     def _size(self, card: SliderCard, ranges: dict[str, Any]) -> Sizes:
         parsed = Ranges.parse(self.fn, ranges)
-        return Sizes(self.fn, parsed, card.gpu, card.memory_bytes, **self.machine.options)
+        hardware = Hardware.of(card.gpu, card.memory_bytes, self.machine.num_gpus, self.machine.num_processes)
+        return Sizes(self.fn, parsed, hardware, card=self.machine.card)
 
 
 class SetupSizer(Sizer):
@@ -369,7 +371,7 @@ def _varying(
 
     def known_by() -> Any:
         identity = None if read else fingerprint(fn)
-        return None if identity is None else ("varying", identity, card.gpu, card.memory_bytes, machine.options)
+        return None if identity is None else ("varying", identity, card.gpu, card.memory_bytes, machine)
 
     def found() -> tuple[dict[str, Any], tuple[str, ...]]:
         from oom_magic.predict.isolation.files.boundary import reads_noted  # loads PyTorch

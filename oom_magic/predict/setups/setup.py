@@ -18,6 +18,7 @@ from oom_magic.inputs import parse_bytes
 from oom_magic.language import Language, Plural, Sentences, _, choose_language, render
 from oom_magic.one_line_errors import OneLineErrors
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
+from oom_magic.predict.setups.hardware import Hardware
 from oom_magic.predict.setups.model_source import ModelSource, folder_in_hub_cache, resolve_model
 from oom_magic.predict.setups.training_code import OPTIMIZERS, write_code
 from oom_magic.results import Result
@@ -240,9 +241,10 @@ class TrainingSetup(Result):
         train.__name__ = self.source.label
         known, count = self.identity, self.source.num_layers
         layers = None if known is None or count is None else Layers(count, only_layers)
-        options: dict[str, Any] = {"layers": layers, "identity": lambda: known, **self.machine}
+        hardware = Hardware.of(self.gpu, self.memory, **self.machine)
+        options: dict[str, Any] = {"layers": layers, "identity": lambda: known, "stop_after_steps": stop_after_steps}
         options["card"] = 0  # nn.DataParallel fills the first
-        return Sizes(train, Ranges.parse(train, ranges), self.gpu, self.memory, stop_after_steps, **options)
+        return Sizes(train, Ranges.parse(train, ranges), hardware, **options)
 
     def replace(self, **changes: Any) -> TrainingSetup:
         """The setup with some fields changed."""

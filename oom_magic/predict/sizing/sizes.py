@@ -70,7 +70,8 @@ def size(
     """
     with OneLineErrors("function"):
         parsed = Ranges.parse(fn, ranges)
-        sizes = Sizes(fn, parsed, gpu, memory, stop_after_steps, num_gpus, card, num_processes=num_processes)
+        hardware = Hardware.of(gpu, memory, num_gpus, num_processes)
+        sizes = Sizes(fn, parsed, hardware, stop_after_steps=stop_after_steps, card=card)
         sizes.trace()
     return sizes
 
@@ -89,23 +90,18 @@ class Sizes(Result):
         self,
         fn: Callable[..., Any],
         ranges: Ranges,
-        gpu: str | None,
-        memory: str | int | None,
+        hardware: Hardware,
+        *,
         stop_after_steps: StopAfter = "alike",
-        num_gpus: int = 1,
         card: int | None = None,
         layers: Layers | None = None,
-        num_processes: int | None = None,
         identity: Callable[[], Any] | None = None,
     ) -> None:
         self.label = label(fn)
         self.ranges = ranges
         self._fn = fn
-        self._options: dict[str, Any] = {"gpu": gpu, "memory": memory, "stop_after_steps": stop_after_steps}
-        self._options |= {"num_gpus": num_gpus, "num_processes": num_processes}
-        hardware = Hardware.of(gpu, memory, num_gpus, num_processes)
-        self._card = hardware.gpu
-        self._options |= {"num_gpus": 1, **hardware.options}  # "2x T4" says it in the name
+        self._hardware = hardware
+        self._stop_after_steps = stop_after_steps
         self._number = hardware.checked_card(card)
         self.device = Device(
             hardware.gpu.name,
@@ -117,7 +113,8 @@ class Sizes(Result):
         self.settings = hardware.settings
         self._layers = layers
         self._identity = identity or partial(fingerprint, fn, ranges.fixed, ranges.choices)
-        self.runs = Runs(fn, self.label, ranges, self._options, self._number, layers)
+        options = {"gpu": hardware.gpu, "memory": hardware.total_bytes, "stop_after_steps": stop_after_steps}
+        self.runs = Runs(fn, self.label, ranges, options | hardware.options, self._number, layers)
         self._families: dict[tuple[int, ...], Node] = {}
         # Runs at single points, of pieces that are not exact or not known yet.
         self._alone: dict[Place, Piece] = {}
@@ -163,14 +160,11 @@ class Sizes(Result):
         other = Sizes(
             self._fn,
             self.ranges,
-            gpu,
-            memory,
-            self._options["stop_after_steps"],
-            self._options["num_gpus"],
-            self._number,
-            self._layers,
-            self._options["num_processes"],
-            self._identity,
+            Hardware.of(gpu, memory, **self._hardware.options),
+            stop_after_steps=self._stop_after_steps,
+            card=self._number,
+            layers=self._layers,
+            identity=self._identity,
         )
         other.take_over(self)
         return other
@@ -184,7 +178,7 @@ class Sizes(Result):
     def take_over(self, other: Sizes) -> None:
         """Take over the pieces that ``other`` found for the same function on another card, as ``on`` does."""
         for setting, family in other._families.items():
-            moved = on_card(family, self._card)
+            moved = on_card(family, self._hardware.gpu)
             if any(all_steps(family)):
                 continue
             if all(piece_at(moved, point).explains(point, self._trace(setting, point)) for point in self._ends()):
@@ -388,8 +382,8 @@ class Sizes(Result):
         if identity is None:
             return None
         axes = [(name, *axis[[0, -1]].tolist(), len(axis)) for name, axis in self.ranges.axes.items()]
-        given = axes, self.ranges.choices, self.ranges.fixed, self._options
-        return identity, given, self._card, self.device.total_bytes, self.settings, self._number, what
+        given = axes, self.ranges.choices, self.ranges.fixed, self._stop_after_steps
+        return identity, given, self._hardware, self.device.total_bytes, self._number, what
 
     def _explore(self, setting: tuple[int, ...]) -> Node:
         lowest, highest = self._ends()
@@ -410,7 +404,7 @@ class Sizes(Result):
         def expect(points: Iterable[Point]) -> None:
             self.runs.expect((setting, point) for point in points)
 
-        return Explorer(trace, expect, self.runs.in_parallel, axes, self._card, self.settings, known)
+        return Explorer(trace, expect, self.runs.in_parallel, axes, self._hardware.gpu, self.settings, known)
 
     def _trace(self, setting: tuple[int, ...], point: Point) -> Trace:
         """The trace at a point; kept until all points of the setting are known, as the search may be stopped."""
