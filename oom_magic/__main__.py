@@ -22,7 +22,7 @@ from oom_magic.language import _, set_language
 from oom_magic.notebook.cells.running import trimmed
 from oom_magic.notebook.options import (
     CommandParser,
-    check_top,
+    check_report_options,
     checked,
     dry_run_arguments,
     explanation_arguments,
@@ -91,14 +91,14 @@ def _explain(options: Any) -> int:
 
 def _run(options: Any) -> int:
     """Follow a program, print its report, and say by the exit code whether it fits."""
-    from oom_magic.notebook.cells.gpumem import CardOptions, parse_steps
+    from oom_magic.notebook.cells import gpumem
     from oom_magic.predict.instrumentation.loop_code import with_loops
     from oom_magic.predict.session import dry_run
     from oom_magic.views.report import describe_report
 
-    card = CardOptions.parse(options.gpu, options.memory, options.num_gpus, options.num_processes, options.rank)
-    check_top(options)
-    steps = checked("--steps", parse_steps, options.steps)
+    card = gpumem.CardOptions.parse(options.gpu, options.memory, options.num_gpus, options.num_processes, options.rank)
+    check_report_options(options)
+    steps = checked("--steps", gpumem.parse_steps, options.steps)
     program = _Program.named(options.script, options.module)
     source = program.file.read_bytes()  # as Python reads it: compile knows its encoding
     machine = {"num_gpus": card.num_gpus, "num_processes": card.num_processes, "rank": card.rank or None}
@@ -120,7 +120,7 @@ def _run(options: Any) -> int:
         return NOT_KNOWN
     _show(describe_report(report, options.top))
     if options.json:
-        report.to_json(options.json)
+        gpumem.save(report, options.json)
     return exit_code(report)
 
 

@@ -179,6 +179,7 @@ def test_empty_cells(shell, cell: str) -> None:
         ("--colour red", "--no-plot"),
         ("--top 0", "use 1 or more"),
         ("-o 2x", "not a valid variable name"),
+        ("--json none/report.json", "'none/report.json' cannot be written: No such file"),
     ],
 )
 def test_bad_options_say_what_is_allowed(shell, line: str, says: str) -> None:

@@ -68,6 +68,10 @@ def test_what_is_not_known(script: str, tmp_path: Path, capsys: pytest.CaptureFi
     shown = capsys.readouterr().err
     assert "--device 0" in shown and "give 0 to 1" in shown and "Traceback" not in shown
     assert main(["run", script, "--top", "0", "--", "8"]) == 2
+    capsys.readouterr()
+    assert main(["run", script, "--json", str(tmp_path / "none" / "report.json"), "--", "8"]) == 2
+    told = capsys.readouterr()
+    assert "No such file" in told.err and not told.out  # said before the run, not after it
 
 
 IN_MAIN = """

@@ -18,7 +18,7 @@ from oom_magic.notebook.cells.hints import FailureWatch
 from oom_magic.notebook.cells.running import around_cells, compile_cell
 from oom_magic.notebook.monitor import Monitor, can_update
 from oom_magic.notebook.options import (
-    check_top,
+    check_report_options,
     checked,
     dry_run_arguments,
     explanation_arguments,
@@ -118,7 +118,7 @@ class OOMMagics(Magics):
     def _check(self, options: Any, statement: str, cell: str | None) -> None:
         if cell is not None and statement:
             raise UsageError(_("%%gpumem takes options only; move {statement!r} into the cell.", statement=statement))
-        check_top(options)
+        check_report_options(options)
         if options.output is not None and not options.output.isidentifier():
             raise UsageError(_("-o: {output!r} is not a valid variable name.", output=options.output))
 

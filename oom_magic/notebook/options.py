@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from IPython.core.error import UsageError
@@ -205,10 +208,23 @@ def make_parser(arguments: Callable[..., Any]) -> MagicArgumentParser:
     return parser
 
 
-def check_top(options: Any) -> None:
-    """Raise UsageError if ``--top`` is less than 1."""
+def check_report_options(options: Any) -> None:
+    """Before a run that may take minutes: raise UsageError if ``--top`` or ``--json`` cannot be done after it."""
     if options.top < 1:
         raise UsageError(_("--top: {top} lines cannot be listed; use 1 or more.", top=options.top))
+    if options.json:
+        path = Path(options.json)
+        if path.is_dir():
+            raise not_written(options.json, errno.EISDIR)
+        if not path.parent.is_dir():
+            raise not_written(options.json, errno.ENOENT)
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise not_written(options.json, errno.EACCES)
+
+
+def not_written(path: str, number: int) -> UsageError:
+    """The error of a file for ``--json`` that cannot be written; ``number`` is the system's for the reason."""
+    return UsageError("--json: " + _("{path!r} cannot be written: {reason}.", path=path, reason=os.strerror(number)))
 
 
 def explanation_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:

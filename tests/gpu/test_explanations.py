@@ -138,8 +138,8 @@ def test_code_to_paste_releases_what_the_failed_cell_has_bound(shell, monkeypatc
     shell.run_cell("%oom_free\nimport torch\nnet = torch.nn.Linear(4096, 4096).cuda()", store_history=True)
     shell.run_cell(HOLDING, store_history=True)
     first = shell.run_cell("%oom_explain", store_history=True).result.remedies[0]
-    release, *_, smaller = first.code.splitlines()
-    assert (release, smaller) == ("%oom_free --names loss out", "rows = 98304")
+    release, *changes = first.code.splitlines()
+    assert release == "%oom_free --names loss out" and "rows = 98304" in changes
     shell.run_cell(release, store_history=True)
     assert "loss" not in shell.user_ns
-    assert shell.run_cell(HOLDING.replace("rows = 196608", smaller), store_history=True).success
+    assert shell.run_cell(HOLDING.replace("rows = 196608", "rows = 98304"), store_history=True).success

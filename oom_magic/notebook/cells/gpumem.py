@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import errno
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -17,7 +16,7 @@ from oom_magic.inputs import parse_bytes
 from oom_magic.language import _
 from oom_magic.notebook.cells.names import DryNamespace
 from oom_magic.notebook.cells.running import CompiledCell, shortened, trimmed
-from oom_magic.notebook.options import checked
+from oom_magic.notebook.options import checked, not_written
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, checked_num_gpus, counted, find_gpu
 from oom_magic.predict.setups.hardware import Hardware
 from oom_magic.views.blocks import Block, Description, Facts
@@ -282,7 +281,6 @@ def describe_with_picture(report: MemoryReport, top: int = 5) -> Description:
 def save(report: MemoryReport, path: str) -> None:
     """Write the report as JSON."""
     try:
-        Path(path).write_text(json.dumps(report.to_dict()), encoding="utf-8")
+        report.to_json(path)
     except OSError as error:
-        text = _("{path!r} cannot be written: {reason}.", path=path, reason=error.strerror)
-        raise UsageError(f"--json: {text}") from None
+        raise not_written(path, error.errno or errno.EIO) from None
