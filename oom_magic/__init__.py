@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from oom_magic.notebook.callbacks import hf_callback, lightning_callback
     from oom_magic.notebook.figures import plot
     from oom_magic.notebook.sliders.controller import sliders
-    from oom_magic.predict.session import dry_run
+    from oom_magic.predict.dry_run import dry_run
     from oom_magic.predict.setups.setup import TrainingSetup
     from oom_magic.predict.sizing.sizes import Sizes, size
 
@@ -73,7 +73,7 @@ _HOMES = {
     "TrainingSetup": "predict.setups.setup",
     "compare": "memory.comparison",
     "doctor": "explain.doctor",
-    "dry_run": "predict.session",
+    "dry_run": "predict.dry_run",
     "explain": "explain.explainer",
     "hf_callback": "notebook.callbacks",
     "lightning_callback": "notebook.callbacks",

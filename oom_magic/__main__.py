@@ -92,8 +92,8 @@ def _explain(options: Any) -> int:
 def _run(options: Any) -> int:
     """Follow a program, print its report, and say by the exit code whether it fits."""
     from oom_magic.notebook.cells import gpumem
+    from oom_magic.predict.dry_run import dry_run
     from oom_magic.predict.instrumentation.loop_code import with_loops
-    from oom_magic.predict.session import dry_run
     from oom_magic.views.report import describe_report
 
     card = gpumem.CardOptions.parse(options.gpu, options.memory, options.num_gpus, options.num_processes, options.rank)

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from versions import recorded_with
 
-from oom_magic.predict.session import DrySession, dry_run
+from oom_magic.predict.dry_run import dry_run
+from oom_magic.predict.session import DrySession
 
 # Measured with torch 2.13.0's CUDA build and a group of one process, steps less than 0.1 s apart: ProcessGroupNCCL's
 # watchdog, which lets go of tensors that were sent, looks as often.

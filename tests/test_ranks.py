@@ -24,7 +24,8 @@ from rank_cases import Case, train
 from versions import needs_fsdp2
 
 from oom_magic.predict.distributed import collectives
-from oom_magic.predict.session import DrySession, dry_run
+from oom_magic.predict.dry_run import dry_run
+from oom_magic.predict.session import DrySession
 from oom_magic.predict.what_if.change import Change, InapplicableError
 from oom_magic.predict.what_if.placement_changes import FullySharded, GradientsInBuckets, Resharded, ShardsOnHost
 

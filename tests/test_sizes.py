@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from oom_magic.memory.report import MemoryReport
-from oom_magic.predict.session import dry_run
+from oom_magic.predict.dry_run import dry_run
 from oom_magic.predict.sizing.regions import Border, Region, find_border
 from oom_magic.predict.sizing.sizes import Sizes, size
 from oom_magic.units import MIB

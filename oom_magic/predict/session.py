@@ -1,8 +1,7 @@
-"""The dry run: ordinary training code for "cuda", executed on the pretend GPU."""
+"""A session of dry runs: ordinary training code for "cuda", executed on a pretend GPU that lasts from run to run."""
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -19,9 +18,7 @@ from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory, C
 from oom_magic.memory.allocator.replay import failure_message
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
 from oom_magic.memory.timeline import Phase, SourceLine
-from oom_magic.one_line_errors import OneLineErrors
-from oom_magic.predict.compiled.calls import compile_followed, run_or_as_written
-from oom_magic.predict.cpu_runs import stayed_on_cpu
+from oom_magic.predict.compiled.calls import compile_followed
 from oom_magic.predict.fake_cuda import transfers
 from oom_magic.predict.fake_cuda.device_view import DeviceView
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
@@ -64,7 +61,6 @@ from oom_magic.predict.setups.gpus import GPU
 from oom_magic.predict.setups.hardware import Hardware
 from oom_magic.predict.torch_patches import torch_patches
 from oom_magic.predict.what_if.change import Change, InapplicableError
-from oom_magic.user_code import is_users_file
 
 _HANDLERS = {  # operators that the pretend GPU implements itself
     **transfers.HANDLERS,
@@ -420,89 +416,3 @@ def _ended_by(exception: Exception) -> str:
         "the code after the steps was followed up to an error that unknown values may have caused: {error}",
         error=describe_error(exception),
     )
-
-
-def dry_run(
-    fn: Callable[..., Any],
-    *args: Any,
-    gpu: str | None = None,
-    memory: str | int | None = None,
-    num_gpus: int = 1,
-    num_processes: int | None = None,
-    rank: int | None = None,
-    stop_after_steps: StopAfter = "alike",
-    follow_compile: bool = True,
-    **kwargs: Any,
-) -> MemoryReport:
-    """Run ``fn(*args, **kwargs)``, ordinary code written for "cuda", on a pretend GPU, and return its MemoryReport.
-
-    No GPU is needed and no device memory is used. A simulated out-of-memory error ends the run and is in
-    ``report.out_of_memory``. Other exceptions of ``fn`` are raised, except those after three like steps.
-
-    ``gpu``: the name of a card, such as ``"A100 80GB"`` or ``"2x T4"`` (default RTX 3060).
-    ``memory``: its capacity, if another: ``"12GiB"``, or bytes.
-    ``num_gpus``: how many such cards the process sees. ``report.cards`` has a report for each; the report itself is
-    that of the fullest.
-    ``num_processes``, ``rank``: the run is that of process ``rank`` of so many with a card each, as ``torchrun`` starts
-    it, with RANK, WORLD_SIZE and so on in the environment; the other processes are assumed to do the same. Without
-    ``num_processes``, ``rank`` is an argument of ``fn``, such as LoRA's.
-    ``stop_after_steps``: the number of optimizer steps after which the run ends; None: where ``fn`` ends. By default a
-    loop ends after three like steps, and what follows it is followed for ten seconds of computing, or as long as the
-    steps took.
-    ``follow_compile``: False runs compiled code as eager code, which is faster; the report is then an upper bound.
-    """
-    if num_processes is None and rank is not None:
-        kwargs["rank"] = rank
-    _check_call(fn, args, kwargs)
-    namespaces = namespaces_of(fn)
-    machine = {"num_gpus": num_gpus, "num_processes": num_processes, "rank": rank or 0}
-
-    def run(decided: Sequence[DecidedNames] | None, **options: Any) -> DrySession:
-        options = {**machine, "stop_after_steps": stop_after_steps, "follows_compile": follow_compile, **options}
-        session = DrySession(gpu, memory, is_lasting=False, **options)
-        return run_or_as_written(
-            session,
-            lambda: session.run(lambda: fn(*args, **kwargs), namespaces, decided),
-            lambda: run(decided, **{**options, "follows_compile": False}),
-        )
-
-    with OneLineErrors("dry run"):
-        session = run(None)
-        if namespaces:
-            stayed_on_cpu(
-                session,
-                [_function(fn).__code__],
-                {one.name for names in session.decided for one in names.decisions},
-                lambda names: DecidedNames.of(namespaces[0], presumed=names),
-                lambda decided: run([decided], is_limited=False, has_bar=False),
-            )
-    assert session.report is not None
-    return session.report
-
-
-def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise TypeError, with the fix, if ``fn`` cannot be called with these arguments."""
-    if not callable(fn):
-        kind = type(fn).__name__
-        raise TypeError(_("dry_run needs a function, not {kind} {fn!r}; wrap the code in one.", kind=kind, fn=fn))
-    try:
-        inspect.signature(fn).bind(*args, **kwargs)
-    except TypeError as error:
-        name = getattr(fn, "__name__", repr(fn))
-        text = _("{name}(): {error}; pass its arguments to dry_run too: dry_run({name}, ...).", name=name, error=error)
-        raise TypeError(text) from None
-    except ValueError:  # a builtin without a signature raises its own error
-        return
-
-
-def namespaces_of(fn: Any) -> list[dict[str, Any]]:
-    """The global variables of a function of the user's, which it may change."""
-    function = _function(fn)
-    code = getattr(function, "__code__", None)
-    return [function.__globals__] if code is not None and is_users_file(code.co_filename) else []
-
-
-def _function(fn: Any) -> Any:
-    """The function under a partial, a method or a wrapper."""
-    function = inspect.unwrap(getattr(fn, "func", fn))
-    return getattr(function, "__func__", function)

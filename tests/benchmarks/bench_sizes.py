@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from oom_magic.predict.session import dry_run
+from oom_magic.predict.dry_run import dry_run
 from oom_magic.predict.sizing.sizes import Sizes, size
 from oom_magic.units import GIB, MIB
 

@@ -385,7 +385,7 @@ def _varying(
 
 
 def _run_once(fn: Callable[..., Any], card: SliderCard, machine: SliderMachine, arguments: dict[str, Any]) -> None:
-    from oom_magic.predict.session import dry_run
+    from oom_magic.predict.dry_run import dry_run
     from oom_magic.predict.silence import silenced
 
     number: dict[str, Any] = {"num_gpus": machine.num_gpus, "num_processes": machine.num_processes}

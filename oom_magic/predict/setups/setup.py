@@ -190,7 +190,7 @@ class TrainingSetup(Result):
 
     def dry_run(self, **options: Any) -> MemoryReport:
         """A dry run of the code on ``gpu``; ``options`` go to ``oom_magic.dry_run``."""
-        from oom_magic.predict.session import dry_run
+        from oom_magic.predict.dry_run import dry_run
 
         known = [*inspect.signature(dry_run).parameters][2:-1]
         for name in options:

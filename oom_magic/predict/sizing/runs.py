@@ -159,8 +159,9 @@ class Runs:
                     collect_garbage()
 
     def _run_once(self, job: _Job) -> _Traced:
+        from oom_magic.predict.dry_run import namespaces_of
         from oom_magic.predict.isolation.files.boundary import reads_noted
-        from oom_magic.predict.session import DrySession, namespaces_of
+        from oom_magic.predict.session import DrySession
         from oom_magic.predict.silence import silenced
 
         place, num_layers = job
