@@ -321,6 +321,18 @@ def like_another() -> None:
     assert [tensor.is_cuda for tensor in kept] == [True] * 5 + [False] * 3 + [True, False, True]
 
 
+def renormed() -> None:
+    """Rows kept within a norm: by the embedding that looks them up, and by an operator that is trained through."""
+    embedding, kernels = nn.Embedding(500, 16, max_norm=1.0).to(CUDA), torch.randn(64, 32, 3, device=CUDA)
+    optimizer = torch.optim.SGD(embedding.parameters(), 0.1)
+    for count in (64, 90_000):
+        embedding(torch.randint(500, (count, 2), device=CUDA)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for dtype, dim in ((torch.float32, 0), (torch.float16, 1), (torch.bfloat16, -1)):
+            torch.renorm(kernels.to(dtype).repeat(40, 40, 1).requires_grad_(), 2, dim, 1.0).pow(2).sum().backward()
+
+
 def flexible(has_mask: bool, has_score: bool, is_trained: bool = True) -> Callable[[], None]:
     """``flex_attention`` as written, not compiled, with grouped heads and a mask by documents."""
 
@@ -428,6 +440,7 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "evaluated_inference": evaluated(torch.inference_mode),
     "masked_short": masked(96),
     "masked_long": masked(1100),
+    "renormed": renormed,
     "like_another": like_another,
     "flex_masked": flexible(True, False),
     "flex_scored": flexible(False, True),

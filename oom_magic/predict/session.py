@@ -51,7 +51,7 @@ from oom_magic.predict.isolation.tensor_exchange import TensorExchange
 from oom_magic.predict.kernels import composed, recurrent
 from oom_magic.predict.kernels.rules import kernel_rules
 from oom_magic.predict.libraries import libraries_followed
-from oom_magic.predict.operators import sparse
+from oom_magic.predict.operators import derivatives, sparse
 from oom_magic.predict.operators.autocast import Autocast
 from oom_magic.predict.operators.known_outputs import KnownOutputs
 from oom_magic.predict.operators.known_values import readers
@@ -68,6 +68,7 @@ _HANDLERS = {  # operators that the pretend GPU implements itself
     **sparse.HANDLERS,
     **recurrent.HANDLERS,
     **composed.HANDLERS,
+    **derivatives.HANDLERS,
 }
 
 

@@ -14,11 +14,13 @@ from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.instrumentation.recorder import SizeFunction
+from oom_magic.predict.kernels.reductions import take_sorting
 from oom_magic.predict.kernels.scratch import (
     INDEX,
     Above,
     atomic_index_bytes,
     atomic_sum_bytes,
+    distinct_bytes,
     index_bytes,
     index_radix_bytes,
     one_index,
@@ -72,6 +74,20 @@ def _embedding_backward(call: Call) -> None:
             call.take_like(tensor)
     scales = bool(call.argument(4))
     _add_up(call, indices.numel(), scales, least=0 if scales else _UNSORTED_EMBEDDING_INDICES)
+
+
+def _embedding_renorm(call: Call) -> None:
+    """``embedding_renorm_cuda_``: the rows' indices in order, each once."""
+    indices = call.args[1]
+    num_items = indices.numel()
+    call.take_like(indices)
+    call.take_like(indices)
+    order = call.take(num_items * INDEX)
+    take_sorting(call, torch.empty(num_items, dtype=indices.dtype, device="meta"))
+    call.give_back(order)
+    call.take_like(indices)
+    call.take(INDEX)
+    call.allocate_scratch(distinct_bytes, num_items)
 
 
 def _embedding_bag_backward(call: Call) -> None:
@@ -154,6 +170,7 @@ def _index_put(call: Call) -> None:
 
 RULES: dict[OpOverload, Rule] = {
     aten.embedding.default: _embedding,
+    aten.embedding_renorm_.default: _embedding_renorm,
     aten.index.Tensor: _index,
     aten._embedding_bag.default: _embedding_bag,
     aten._embedding_bag_forward_only.default: _embedding_bag,

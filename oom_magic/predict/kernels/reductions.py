@@ -140,18 +140,34 @@ def _foreach_norm(call: Call) -> None:
     call.give_back(partial, offsets)
 
 
+def _renorm(call: Call) -> None:
+    """aten/src/ATen/native/Normalization.cpp, ``renorm_out``: each slice's norm, and the factor where norms are wider."""
+    tensor, dim = call.args[0], call.args[2] % call.args[0].dim()
+    others = [one for one in range(tensor.dim()) if one != dim]
+    wide = max(tensor.element_size(), 4)
+    call.output(0)
+    norm = call.take(tensor.shape[dim] * wide)
+    staging, semaphores = take_buffers(call, tensor, others, wide)
+    call.give_back(semaphores, staging)
+    factor = call.take(tensor.shape[dim] * tensor.element_size()) if wide > tensor.element_size() else -1
+    call.give_back(factor, norm)
+
+
 def _sort(call: Call) -> None:
-    """``sort_stable``: slices that fit a thread block in place, longer ones by radix."""
+    """``sort_stable``."""
     make_outputs(call)
-    tensor = call.args[0]
-    dim = call.kwargs.get("dim", call.argument(1, -1))
+    take_sorting(call, call.args[0], call.kwargs.get("dim", call.argument(1, -1)))
+
+
+def take_sorting(call: Call, tensor: torch.Tensor, dim: int = -1) -> None:
+    """Take what sorting along ``dim`` needs, and give it back: slices that fit a thread block are sorted in place,
+    longer ones by radix."""
     length = tensor.shape[dim] if tensor.dim() else 1
     if length > _SMALL_SORT:
         _sort_rows(call, tensor, length, is_turned=tensor.stride(dim) != 1)
         return
-    if not tensor.dim() or not is_dense(tensor):
-        call.take_like(tensor)
-    call.take(length * _INDEX)  # the indices of one slice, copied to all
+    copy = -1 if tensor.dim() and is_dense(tensor) else call.take_like(tensor)
+    call.give_back(call.take(length * _INDEX), copy)  # the indices of one slice, copied to all
 
 
 def _sort_rows(call: Call, tensor: torch.Tensor, length: int, is_turned: bool = False) -> None:
@@ -233,6 +249,7 @@ RULES: dict[OpOverload, Rule] = {
     **{op: _reduces(*how) for ops, how in _REDUCTIONS for op in ops},
     aten.aminmax.default: _extremes,
     aten._foreach_norm.Scalar: _foreach_norm,
+    aten.renorm.default: _renorm,
     aten.sort.default: _sort,
     aten.sort.stable: _sort,
     aten.randperm.default: _permutation,

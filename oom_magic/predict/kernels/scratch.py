@@ -21,6 +21,7 @@ from oom_magic.predict.sizing.store import torch_version
 
 _SCAN_TILE = 896  # items: 128 threads of 7 with 8 bytes (the default policy: 15 with 4 bytes)
 # Items of a tile by compute capability; a card has that of the highest capability that it reaches.
+_DISTINCT_TILE = {(0, 0): 640, (8, 0): 1920, (8, 6): 640, (9, 0): 4224}
 _UNIQUE_TILE = {(0, 0): 320, (8, 0): 1344, (8, 6): 320, (9, 0): 4864}
 _HISTOGRAM = 256 * 8  # bytes: the bins of one pass
 _LOOK_BACK = 256 * 4  # bytes of a tile
@@ -88,6 +89,12 @@ def scan_bytes(_: GPU, num_items: int, tile: int = _SCAN_TILE) -> int:
 def unique_bytes(card: GPU, num_items: int) -> int:
     """``DeviceSelect::UniqueByKey``."""
     return scan_bytes(card, num_items, _UNIQUE_TILE[max(at for at in _UNIQUE_TILE if at <= card.capability)])
+
+
+def distinct_bytes(card: GPU, num_items: int) -> int:
+    """``DeviceSelect::Unique``: as a scan, with states of 8 bytes."""
+    tile = _DISTINCT_TILE[max(at for at in _DISTINCT_TILE if at <= card.capability)]
+    return 511 + _round_up((ceil(num_items / tile) + 32) * 8)
 
 
 def _num_blocks(card: GPU, num_slices: int, length: int) -> int:

@@ -1,4 +1,4 @@
-"""Derivatives that PyTorch computes another way where tensors have no data.
+"""Derivatives that PyTorch computes another way where tensors have no data, or off CUDA.
 
 torch/csrc/autograd/FunctionsManual.cpp asks whether an element is zero; without data it goes the way that is right
 either way. Here none is zero.
@@ -9,9 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.places import Handler
 from oom_magic.predict.operators.calls import Kernel
+
+aten = torch.ops.aten
 
 
 def cumprod_backward(
@@ -71,3 +75,19 @@ def product(
     if tensor.dim() and tensor.requires_grad and is_plain and torch.autograd.forward_ad._current_level < 0:
         return _Product.apply(usual, tensor, dim, keepdim, dtype)
     return usual(tensor, *(() if dim is None else (dim, keepdim)), dtype=dtype)
+
+
+def _accumulated(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In ``renorm_backward`` norms and sums have the type in which the device accumulates numbers: on CUDA that of the
+    input, of halves single precision, elsewhere double precision (aten/src/ATen/AccumulateType.h)."""
+    is_wide = kwargs.get("dtype") is torch.float64 and torch.promote_types(args[0].dtype, torch.float32).itemsize == 4
+    if is_wide and torch._C._current_graph_task_id() != -1:
+        node = torch._C._current_autograd_node()
+        if node is not None and node.name() == "RenormBackward0":
+            kwargs = {**kwargs, "dtype": torch.float32}
+    return gpu.run(func, args, kwargs)
+
+
+HANDLERS: dict[OpOverload, Handler] = dict.fromkeys(
+    (aten.linalg_vector_norm.default, aten.sum.dim_IntList), _accumulated
+)

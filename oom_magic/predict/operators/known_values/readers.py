@@ -70,8 +70,7 @@ def _index(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, Any])
     made: list[Any] = []
     for index in indices:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
-            columns = gpu.values.read(index).nonzero().unbind(1)
-            made += [gpu.copy_to(column.contiguous(), place, "aten::nonzero") for column in columns]
+            made += gpu.copy_to(gpu.values.read(index).nonzero(), place, "aten::nonzero").unbind(1)
         elif index is not None and gpu.place(index) is None:
             made.append(gpu.copy_to(index, place, func.name()))
         else:
