@@ -41,6 +41,15 @@ def test_values_of_a_sparse_matrix_can_be_trained() -> None:
     assert shapes == [(50,)] and any("not exact" in assumption.text for assumption in report.assumptions)
 
 
+def test_sparse_rows_are_refused() -> None:
+    def program() -> None:
+        begins, columns = torch.arange(0, 501, 5, device="cuda"), torch.arange(500, device="cuda") % 100
+        torch.sparse_csr_tensor(begins, columns, torch.randn(500, device="cuda"), (100, 100))
+
+    with pytest.raises(NotImplementedError, match="torch.sparse_csr tensors are not supported in a dry run"):
+        om.dry_run(program)
+
+
 def test_checks_of_unknown_values_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that verifies what it computed goes on: torch.distributions, isfinite, asserts."""
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # Dynamo's first use ends it

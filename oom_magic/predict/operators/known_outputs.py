@@ -59,7 +59,7 @@ def reading_in_place(func: OpOverload) -> Callable[..., Any]:
 
     def run(*args: Any, **kwargs: Any) -> Any:
         out = func(*args, **kwargs)
-        if not isinstance(out, torch.Tensor) or func._schema.is_mutable:
+        if not isinstance(out, torch.Tensor) or out.layout is not torch.strided or func._schema.is_mutable:
             return out
         tensors = _tensors((args, tuple(kwargs.values())))
         strides = out.stride()
