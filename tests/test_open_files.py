@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import socket
 import sqlite3
+import sys
 import threading
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 
 import oom_magic as om
+from oom_magic.predict.isolation.objects import copies
 from oom_magic.predict.session import DrySession
 
 
@@ -245,13 +247,36 @@ def test_databases_that_were_open_hold_what_they_held(tmp_path: Path) -> None:
             names["first"].execute("attach ? as other", (str(tmp_path / "other"),))
         names["first"].close()
 
-    report = DrySession(has_bar=False, is_lasting=False).run(log, [names])
-    assert names["first"] is first and names["cursor"].connection is first and len(report.assumptions) == 1
+    DrySession(has_bar=False, is_lasting=False).run(log, [names])
+    assert names["first"] is first and names["cursor"].connection is first
     assert first.execute("select * from steps").fetchall() == [] and not (tmp_path / "other").exists()
-    with pytest.raises(sqlite3.OperationalError, match="A dry run cannot write to a database"):
-        DrySession(has_bar=False).run(lambda: names["second"].execute("delete from steps"), [names])
-    assert second.execute("select * from steps").fetchall() == [(1,)]
+
+    def undo() -> None:
+        if sys.version_info >= (3, 11):
+            assert names["second"].execute("select * from steps").fetchall() == [(1,)]
+            names["second"].rollback()
+        names["second"].close()
+
+    DrySession(has_bar=False, is_lasting=False).run(undo, [names])
+    assert second.execute("select * from steps").fetchall() == [(1,)] and second.in_transaction
     first.close(), second.close()
+
+
+def test_a_large_database_that_was_open_can_be_read_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "_COPIED_BYTES", 0)
+    names = {"large": sqlite3.connect(tmp_path / "large"), "again": iter([1, 2])}
+    large = names["large"]
+    large.execute("create table steps (loss)")
+
+    def read() -> None:
+        assert names["large"].execute("select * from steps").fetchall() == [] and next(names["again"]) == 1
+        names["large"].close()
+
+    report = DrySession(has_bar=False, is_lasting=False).run(read, [names])
+    assert report.assumptions == () and next(names["again"]) == 1
+    with pytest.raises(sqlite3.OperationalError, match="A dry run cannot write to a database"):
+        DrySession(has_bar=False).run(lambda: names["large"].execute("insert into steps values (1)"), [names])
+    large.close()
 
 
 def test_what_cannot_be_written_to_says_why(tmp_path: Path) -> None:

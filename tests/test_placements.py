@@ -172,6 +172,90 @@ def test_a_device_in_another_form_is_the_gpu_s(form: str, tmp_path: Any, monkeyp
     assert torch.device(eval(device, vars(notebook))).type == "cpu"
 
 
-def test_members_of_an_enum_are_left() -> None:
-    notebook = notebook_of(TOP + "import enum\nclass Dev(enum.Enum):\n    MAIN = device\ndef step():\n    net(x)\n")
-    assert om.dry_run(notebook.step).peak_allocated_bytes and notebook.Dev.MAIN.value == "cpu"
+VALUES = {  # that were decided without a GPU: what makes them, where they are read, and what they are with a GPU
+    "a context": ("from contextlib import nullcontext\nctx = nullcontext() if device == 'cpu' else "
+                  "torch.autocast(device, torch.bfloat16)", "ctx.fast_dtype", "torch.bfloat16"),
+    "a scaler": ("scaler = torch.amp.GradScaler()", "scaler.is_enabled()", "True"),
+    "fields of a class": ("class Config:\n    where = device\n    amp = where == 'cuda'\n"
+                          "    dtype = torch.float16 if amp else torch.float32", "Config.dtype", "torch.float16"),
+    "fields of a dataclass": ("from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Config:\n"
+                              "    rows: int = 64 if torch.cuda.is_available() else 8\ncfg = Config()",
+                              "cfg.rows + Config().rows", "128"),
+    "an attribute": ("class Trainer:\n    def __init__(self, amp):\n        use = amp and torch.cuda.is_available()\n"
+                     "        can = torch.cuda.is_available()\n        self.amp, self.can = use, can\n"
+                     "        self.dtype = torch.float16 if can else torch.float32\ntrainer = Trainer(True)",
+                     "trainer.dtype", "torch.float16"),
+    "of a function": ("def pick():\n    return torch.float16 if torch.cuda.is_available() else torch.float32\n"
+                      "class Trainer:\n    def __init__(self, dtype):\n        self.dtype = dtype\n"
+                      "trainer = Trainer(pick())", "trainer.dtype", "torch.float16"),
+    "a default": ("def f(rows=64 if torch.cuda.is_available() else 8):\n    return rows", "f()", "64"),
+    "an optimizer's": ("opt = torch.optim.SGD(net.parameters(), 0.1, fused=torch.cuda.is_available())",
+                       "opt.param_groups[0]['fused']", "True"),
+    "a loader's": ("rows = torch.utils.data.DataLoader(range(64), batch_size=32 if torch.cuda.is_available() else 4)",
+                   "len(next(iter(rows)))", "32"),
+    "set since": ("class Config:\n    amp = torch.cuda.is_available()\nConfig.amp = False", "Config.amp", "False"),
+    "with an effect": ("log = []\nclass Config:\n    amp = log.append(1) or torch.cuda.is_available()",
+                       "Config.amp + len(log)", "1"),
+    "environment": ("import os\nos.environ['DRY_DEVICE'] = device", "torch.device(os.environ['DRY_DEVICE']).type", "'cuda'"),
+    "a member": ("import enum\nclass Dev(enum.Enum):\n    MAIN = device\n    HOST = 'cpu'",
+                 "Dev.MAIN.value + Dev.HOST.value", "'cudacpu'"),
+    "a text's member": ("import enum\nclass Dev(str, enum.Enum):\n    MAIN = device\n    HOST = 'cpu2'",
+                        "torch.device(Dev.MAIN).type + Dev['MAIN'].value + Dev.HOST.value", "'cudacudacpu2'"),
+    "a module's": ("class Kept(nn.Module):\n    def __init__(self, where):\n        super().__init__()\n"
+                   "        self.where, self.linear = where, nn.Linear(3, 3)\nclass Outer(nn.Module):\n"
+                   "    def __init__(self, where):\n        super().__init__()\n        self.inner = Kept(where)\n"
+                   "from torch.optim.swa_utils import AveragedModel\nmodel = Outer(device).to(device)\n"
+                   "other = copy.deepcopy(model)\nema = AveragedModel(model)",
+                   "{one.device.type for m in (model, other, ema.module) for one in (m.inner.linear.weight, "
+                   "torch.ones(1, device=m.inner.where))}", "{'cuda'}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", VALUES)
+@pytest.mark.filterwarnings("ignore:.*GradScaler is enabled")
+def test_a_value_decided_for_want_of_a_gpu_is_what_it_is_with_one(form: str, monkeypatch: Any) -> None:
+    monkeypatch.setenv("DRY_DEVICE", "")
+    made, read, expected = VALUES[form]
+    notebook = notebook_of(
+        f"{TOP}{made}\nseen = []\ndef step():\n    net(x)\n    assert {read} == {expected}, {read}\n"
+    )
+
+    def reads() -> str:
+        try:
+            return repr(eval(read, vars(notebook)))
+        except AttributeError:  # of a context that does nothing
+            return "absent"
+
+    before = reads()
+    assert om.dry_run(notebook.step).peak_allocated_bytes
+    assert reads() == before
+
+
+def test_what_accelerate_prepared_without_a_gpu_is_on_it(fresh_accelerate: Any) -> None:
+    notebook = notebook_of(
+        "import torch\nfrom torch import nn\nfrom accelerate import Accelerator\nclass Trainer:\n"
+        "    def __init__(self):\n        self.acc = Accelerator(mixed_precision='bf16')\n"
+        "        net = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 8))\n"
+        "        optimizer = torch.optim.AdamW(net.parameters())\n"
+        "        rows = torch.utils.data.DataLoader(torch.randn(16, 256), batch_size=8)\n"
+        "        self.net, self.optimizer, self.rows = self.acc.prepare(net, optimizer, rows)\n"
+        "        self.net[0].register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))\n"
+        "    def fit(self):\n        for row in self.rows:\n            loss = self.net(row).square().mean()\n"
+        "            assert row.is_cuda and loss.is_cuda and seen[-1] is torch.bfloat16\n"
+        "            self.acc.backward(loss)\n            self.optimizer.step()\n            self.optimizer.zero_grad()\n"
+        "seen = []\ntrainer = Trainer()\ntrainer.fit.__func__\ndef again():\n    trainer.fit()\n"
+    )
+    trainer = notebook.trainer
+    report = om.dry_run(notebook.again)
+    assert report.breakdown["optimizer_state"] >= 2 * 256 * 264 * 4
+    assert {one.device.type for one in (trainer.net[0].weight, next(iter(trainer.rows)))} == {"cpu"}
+    assert trainer.acc.device.type == "cpu" and trainer.rows.device.type == "cpu"
+
+
+def test_accelerate_told_to_use_the_cpu_stays_there(fresh_accelerate: Any) -> None:
+    notebook = notebook_of(
+        "import torch\nfrom accelerate import Accelerator\nacc = Accelerator(cpu=True)\n"
+        "net = acc.prepare(torch.nn.Linear(8, 8))\ndef step():\n    assert not net(torch.ones(2, 8)).is_cuda\n"
+        "    assert acc.device.type == 'cpu'\n"
+    )
+    assert not om.dry_run(notebook.step).peak_allocated_bytes

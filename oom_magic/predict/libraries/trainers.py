@@ -31,7 +31,7 @@ def _accelerate_state(module: ModuleType, run: Run) -> Iterator[None]:
     for store in stores:
         if run.gpu.job is not None:
             store.clear()  # a process of a job finds out again which one it is
-        elif "device" in store:
+        elif "device" in store and not store.get("_cpu"):  # ``Accelerator(cpu=True)``
             store["device"] = _CUDA
     try:
         yield

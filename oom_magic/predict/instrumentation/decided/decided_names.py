@@ -10,7 +10,6 @@ such a name (``model.to(device)``), or made from those, are then on the GPU (see
 from __future__ import annotations
 
 import ast
-import builtins
 import contextlib
 import linecache
 import re
@@ -23,7 +22,16 @@ from typing import Any
 import torch
 
 from oom_magic.language import _, ngettext
-from oom_magic.predict.instrumentation.decided.placement_reader import DEFAULT, read_placements
+from oom_magic.predict.instrumentation.decided.computed import (
+    QUESTIONS,
+    asking_function,
+    is_pure,
+    is_question,
+    is_same,
+    scope,
+    unwarned,
+)
+from oom_magic.predict.instrumentation.decided.placement_reader import CHOOSING, DEFAULT, read_placements
 from oom_magic.predict.instrumentation.decided.placements import (
     Place,
     Where,
@@ -37,20 +45,6 @@ from oom_magic.predict.isolation.reach import codes_of_other_threads, is_users_m
 from oom_magic.predict.isolation.run_threads import threads_of_run
 from oom_magic.user_code import is_users_file
 
-# Functions by which code finds out whether there is a GPU.
-_QUESTIONS = frozenset(
-    {
-        "is_available", "device_count", "current_accelerator", "is_bf16_supported", "get_device_capability",
-        "get_device_properties", "get_device_name", "mem_get_info", "is_torch_cuda_available", "is_cuda_available",
-    }
-)  # fmt: skip
-_COMPUTING = frozenset({"bool", "dict", "float", "getattr", "int", "len", "list", "max", "min", "str", "tuple"})
-_RECORDS = frozenset({"SimpleNamespace", "Namespace"})  # of types and argparse
-_EXPRESSIONS = (
-    ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.IfExp, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Compare,
-    ast.JoinedStr, ast.FormattedValue, ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Call, ast.keyword, ast.Starred,
-    ast.Slice, ast.expr_context, ast.boolop, ast.operator, ast.unaryop, ast.cmpop,
-)  # fmt: skip
 _IMPORTS = re.compile(r"^\s*from\s+([\w.]+)\s+import\b", re.MULTILINE)
 _FILE = "<ipython-input-decided>"  # counts as the user's code
 _ABSENT = object()
@@ -114,7 +108,7 @@ class DecidedNames:
                     decided[name] = statement
                 else:
                     decided.pop(name, None)
-        found.places = read_placements(statements, namespace, _QUESTIONS, presumed)
+        found.places = read_placements(statements, namespace, presumed)
         found._check(decided)
         return found
 
@@ -136,7 +130,7 @@ class DecidedNames:
         """Keep names that still have the value of their statement; others were set elsewhere."""
         chosen = {id(statement): statement for statement in decided.values()}
         scratch = _evaluated(chosen.values(), self.namespace)
-        self.values = {name: scratch[name] for name in decided if _is_same(scratch.get(name, _ABSENT), self._now(name))}
+        self.values = {name: scratch[name] for name in decided if is_same(scratch.get(name, _ABSENT), self._now(name))}
         used = {id(decided[name]) for name in self.values}
         self.statements = [statement for key, statement in chosen.items() if key in used]
 
@@ -155,7 +149,7 @@ class DecidedNames:
         elsewhere = self._read_elsewhere() if self.values else set()
         for name, before in self.values.items():
             now = scratch.get(name, _ABSENT)
-            if now is _ABSENT or _is_same(now, before):
+            if now is _ABSENT or is_same(now, before):
                 continue
             if name in elsewhere:
                 self.undecided.append(name)
@@ -323,11 +317,17 @@ def joined(words: Sequence[str]) -> str:
 
 def shown(value: Any) -> str:
     """A value as one would write it: ``'cpu'`` for a device."""
+    if isinstance(value, torch.amp.GradScaler):
+        return f"GradScaler(enabled={value.is_enabled()})"
+    if isinstance(value, torch.autocast):
+        return f"autocast({value.device!r}, dtype={value.fast_dtype})"
+    if isinstance(value, contextlib.nullcontext):
+        return "nullcontext()"
     return repr(str(value)) if isinstance(value, torch.device) else repr(value)
 
 
 def _names_question(source: str) -> bool:
-    return any(question in source for question in _QUESTIONS)
+    return any(question in source for question in (*QUESTIONS, *CHOOSING))
 
 
 def _imported_from(namespaces: Sequence[dict[str, Any]]) -> list[ModuleType]:
@@ -401,7 +401,7 @@ def _asks(statement: ast.stmt, namespace: Mapping[str, Any]) -> bool:
     if isinstance(statement, ast.ImportFrom):
         return _is_imported(statement)
     calls = [node.func for node in _running(statement) if isinstance(node, ast.Call)]
-    return any(_is_question(call) or _asking_function(call, namespace) is not None for call in calls)
+    return any(is_question(call) or asking_function(call, namespace) is not None for call in calls)
 
 
 def _is_imported(statement: ast.ImportFrom) -> bool:
@@ -410,21 +410,10 @@ def _is_imported(statement: ast.ImportFrom) -> bool:
     return module is not None and is_users_module(module) and _is_asking_module(module)
 
 
-def _is_question(call: ast.expr) -> bool:
-    return (call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "")) in _QUESTIONS
-
-
-def _asking_function(call: ast.expr, namespace: Mapping[str, Any]) -> FunctionType | None:
-    found = namespace.get(call.id) if isinstance(call, ast.Name) else None
-    if isinstance(found, FunctionType) and is_users_file(found.__code__.co_filename):
-        return found if _QUESTIONS & set(found.__code__.co_names) else None
-    return None
-
-
 def _is_computed(statement: ast.stmt, namespace: Mapping[str, Any]) -> bool:
     """Whether a statement only computes values for names."""
     if isinstance(statement, ast.If):
-        return _is_pure(statement.test, namespace) and all(
+        return is_pure(statement.test, namespace) and all(
             _is_computed(one, namespace) for one in (*statement.body, *statement.orelse)
         )
     if isinstance(statement, (ast.Pass, ast.ImportFrom)):
@@ -437,43 +426,16 @@ def _is_computed(statement: ast.stmt, namespace: Mapping[str, Any]) -> bool:
     else:
         return False
     names = [item for target in targets for item in (target.elts if isinstance(target, ast.Tuple) else [target])]
-    return value is not None and all(isinstance(name, ast.Name) for name in names) and _is_pure(value, namespace)
-
-
-def _is_pure(expression: ast.expr, namespace: Mapping[str, Any]) -> bool:
-    return all(
-        isinstance(node, _EXPRESSIONS) and (not isinstance(node, ast.Call) or _is_computing(node.func, namespace))
-        for node in ast.walk(expression)
-    )
-
-
-def _is_computing(call: ast.expr, namespace: Mapping[str, Any]) -> bool:
-    """Whether a call has no side effects: a query, a device, a string, a record."""
-    if _is_question(call) or _asking_function(call, namespace) is not None:
-        return True
-    if isinstance(call, ast.Attribute):
-        return call.attr in ("device", "format", "lower", "get", *_RECORDS)
-    return isinstance(call, ast.Name) and (
-        namespace.get(call.id) is torch.device
-        or call.id in _RECORDS
-        or (call.id in _COMPUTING and namespace.get(call.id, _ABSENT) is _ABSENT)
-    )
+    return value is not None and all(isinstance(name, ast.Name) for name in names) and is_pure(value, namespace)
 
 
 def _evaluated(statements: Iterable[ast.stmt], namespace: Mapping[str, Any]) -> dict[str, Any]:
     """What the statements assign, evaluated now; names of statements that fail are left out."""
-    scratch: dict[str, Any] = {"__builtins__": builtins, "torch": torch, **namespace}
+    scratch = scope(namespace)
     assigned: dict[str, Any] = {}
     for statement in statements:
         code = compile(ast.Module([statement], []), _FILE, "exec", dont_inherit=True)
-        with contextlib.suppress(Exception):  # a deleted name, for instance: the statement is skipped
+        with contextlib.suppress(Exception), unwarned():  # a deleted name, for instance: the statement is skipped
             exec(code, scratch)
         assigned |= {name: scratch[name] for name in _assigned(statement) if name in scratch}
     return assigned
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    try:
-        return type(one) is type(other) and bool(one == other)
-    except Exception:
-        return False

@@ -16,7 +16,9 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
+from oom_magic.predict.instrumentation.decided.computed import QUESTIONS, Closing, Computed
 from oom_magic.predict.instrumentation.decided.placements import (
     REST,
     Function,
@@ -24,8 +26,10 @@ from oom_magic.predict.instrumentation.decided.placements import (
     PlacedParts,
     Where,
     computed,
+    copied,
     item_of,
     joined,
+    put,
     whole,
 )
 from oom_magic.predict.isolation.reach import is_users_class
@@ -35,6 +39,8 @@ DEFAULT = "torch.get_default_device()"
 _ON_GPU = (Where.GPU, Where.DEVICE)
 _DEVICE_ARGUMENTS = ("device", "map_location", "device_map")
 _MOVES = ("to", "to_empty", "cuda", "cpu")
+CHOOSING = ("Accelerator", "PartialState")  # accelerate's, which name the GPU where there is one
+_PREPARING = ("prepare", "prepare_model", "prepare_data_loader")  # and return what they are given, on it
 _PLAIN = frozenset(
     {
         "numpy", "item", "tolist", "size", "dim", "numel", "stride", "shape", "dtype", "ndim", "len", "int", "float",
@@ -60,15 +66,13 @@ _MOST_STEPS = 100_000  # expressions gone through
 def read_placements(
     statements: Iterable[ast.stmt],
     namespace: Mapping[str, Any],
-    questions: Collection[str],
     pinned: Collection[str] = (),
 ) -> dict[str, Place]:
     """The places of the names that top-level ``statements`` assign; DEFAULT is where PyTorch then makes tensors.
 
-    ``questions`` are functions that tell whether there is a GPU; the names ``pinned`` are devices, whatever the code
-    says.
+    The names ``pinned`` are devices, whatever the code says.
     """
-    reader = _Reader(namespace, questions, frozenset(pinned))
+    reader = _Reader(namespace, frozenset(pinned))
     for statement in statements:
         reader.run(statement)
     if reader.default is Where.GPU:
@@ -82,7 +86,6 @@ class _Reader:
     def __init__(
         self,
         namespace: Mapping[str, Any],
-        questions: Collection[str],
         pinned: frozenset[str] = frozenset(),
         caller: _Reader | None = None,
         names: dict[str, Place] | None = None,
@@ -91,7 +94,7 @@ class _Reader:
         self.names: dict[str, Place] = dict.fromkeys(pinned, Where.DEVICE)
         self.returned: Place = Where.UNKNOWN
         self._above = {} if names is None else names  # the names of the level above
-        self._questions = questions
+        self._own: dict[str, ast.expr] = {}  # what the names of this level alone were computed from
         self._pinned = pinned
         self._is_inner = caller is not None
         self._depth: int = 0 if caller is None else caller._depth + 1
@@ -117,16 +120,21 @@ class _Reader:
 
     def _run_return(self, statement: ast.Return) -> None:
         if statement.value is not None:
-            self.returned = joined([self.returned, self.place(statement.value)])
+            value = self._stored(statement.value)
+            is_only = self.returned is Where.UNKNOWN
+            self.returned = value if is_only else joined([self.returned, value])
 
     def _run_assign(self, statement: ast.Assign) -> None:
-        value = self.place(statement.value)
+        value, own = self._stored(statement.value), self._closed(statement.value)
         for target in statement.targets:
             self._bind(target, value)
+            self._keep(target, own)
 
     def _run_annassign(self, statement: ast.AnnAssign) -> None:
         if statement.value is not None:
-            self._bind(statement.target, self.place(statement.value))
+            own = self._closed(statement.value)
+            self._bind(statement.target, self._stored(statement.value))
+            self._keep(statement.target, own)
 
     def _run_augassign(self, statement: ast.AugAssign) -> None:
         was = self.place(statement.target)
@@ -137,11 +145,10 @@ class _Reader:
 
     def _run_classdef(self, statement: ast.ClassDef) -> None:
         made = PlacedParts(kind=statement, is_class=True)
-        for one in statement.body:
-            if isinstance(one, ast.AnnAssign) and one.value is not None:
-                made.items[_name_of(one.target)] = self.place(one.value)
-            elif isinstance(one, ast.Assign):
-                made.items.update(dict.fromkeys(map(_name_of, one.targets), self.place(one.value)))
+        inner = _Reader(self.namespace, caller=self, names={**self._above, **self.names})
+        inner._own = dict(self._own)
+        inner._run_all(one for one in statement.body if isinstance(one, (ast.Assign, ast.AnnAssign, ast.If)))
+        made.items.update(inner.names)
         self._set(statement.name, made)
 
     def _run_global(self, statement: ast.Global) -> None:
@@ -209,6 +216,25 @@ class _Reader:
 
     # -- expressions ------------------------------------------------------------
 
+    def _stored(self, node: ast.expr) -> Place:
+        """The place of a value that is kept; if it has none, how it depends on there being a GPU."""
+        found = self.place(node)
+        if found not in (Where.UNKNOWN, Where.ASKED) or isinstance(node, (ast.Constant, ast.Name)):
+            return found
+        closed = self._closed(node) if self._is_decided(node) else None
+        made = None if closed is None else Computed.of(closed, self.namespace)
+        return found if made is None else made
+
+    def _closed(self, node: ast.expr) -> ast.expr | None:
+        """An expression with what the names of this level alone were computed from in their place."""
+        return Closing(self._own, self.names if self._is_inner else {}).closed(node)
+
+    def _keep(self, target: ast.expr, own: ast.expr | None) -> None:
+        if self._is_inner and isinstance(target, ast.Name):
+            self._own.pop(target.id, None)
+            if own is not None:
+                self._own[target.id] = own
+
     def place(self, node: ast.expr) -> Place:
         """The place of an expression's value."""
         if next(self._steps) > _MOST_STEPS:
@@ -268,7 +294,7 @@ class _Reader:
     def _place_boolop(self, node: ast.BoolOp) -> Place:
         values = list(map(self.place, node.values))
         found = joined(values)
-        return Where.ASKED if found is Where.UNKNOWN and Where.ASKED in values else found
+        return Where.ASKED if found is Where.UNKNOWN and Where.ASKED in map(whole, values) else found
 
     def _place_unaryop(self, node: ast.UnaryOp) -> Place:
         return computed([self.place(node.operand)])
@@ -292,7 +318,7 @@ class _Reader:
     def _place_dict(self, node: ast.Dict) -> Place:
         made = PlacedParts()
         for key, value in zip(node.keys, node.values, strict=True):
-            made.items[key.value if isinstance(key, ast.Constant) else REST] = self.place(value)
+            made.items[key.value if isinstance(key, ast.Constant) else REST] = self._stored(value)
         return made
 
     def _place_listcomp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Place:
@@ -322,10 +348,10 @@ class _Reader:
     def _is_decided(self, test: ast.expr) -> bool:
         """Whether a test depends on there being a GPU."""
         parts = list(ast.walk(test))
-        is_asking = any(isinstance(part, ast.Call) and _name_of(part.func) in self._questions for part in parts)
+        is_asking = any(isinstance(part, ast.Call) and _name_of(part.func) in QUESTIONS for part in parts)
         names = (part.id for part in parts if isinstance(part, ast.Name))
         told = (Where.DEVICE, Where.ASKED)
-        return is_asking or self.place(test) in told or any(self._seen(name) in told for name in names)
+        return is_asking or whole(self.place(test)) in told or any(whole(self._seen(name)) in told for name in names)
 
     def _seen(self, name: str) -> Place:
         return self.names.get(name, self._above.get(name, Where.UNKNOWN))
@@ -349,12 +375,15 @@ class _Reader:
 
     def _place_call(self, node: ast.Call) -> Place:
         name = _name_of(node.func)
-        if name in self._questions:
+        if name in QUESTIONS:
             return Where.ASKED
         if name in _MOVES and isinstance(node.func, ast.Attribute):
             return self._moved(node.func, node)
-        args = [self.place(arg) for arg in node.args]
-        options = {one.arg or "": self.place(one.value) for one in node.keywords}
+        if name in _PREPARING and isinstance(node.func, ast.Attribute) and self.place(node.func.value) is Where.DEVICE:
+            given = [self._put(arg, self.place(arg), Where.GPU) for arg in node.args]
+            return given[0] if len(given) == 1 else PlacedParts(dict(enumerate(given)))
+        args = list(map(self._stored, node.args))
+        options = {one.arg or "": self._stored(one.value) for one in node.keywords}
         if name in _PLAIN:
             return Where.UNKNOWN
         if name == "set_default_device":
@@ -368,11 +397,21 @@ class _Reader:
             return self._instance(called, args, options)
         if isinstance(called, Function):
             return self._call(called, args, options)
-        settings = self._settings(name, node, options)
+        settings = self._settings(name, node, args, options)
         return self._made(node, args, options, called) if settings is None else settings
 
-    def _settings(self, name: str, node: ast.Call, options: dict[str, Place]) -> Place | None:
-        """What calls of ``functools``, ``dataclasses`` and ``argparse`` give; None for others."""
+    def _settings(self, name: str, node: ast.Call, args: list[Place], options: dict[str, Place]) -> Place | None:
+        """What calls of ``functools``, ``dataclasses``, ``argparse``, ``os``, ``copy`` and accelerate give; None for
+        others."""
+        if name in CHOOSING:
+            return Where.UNKNOWN if "cpu" in options else Where.DEVICE
+        if name in ("copy", "deepcopy") and args and isinstance(args[0], PlacedParts):
+            return copied(args[0])
+        if name in ("get", "getenv", "pop") and args and isinstance(node.func, ast.Attribute):
+            owner = self.place(node.func.value)
+            key = node.args[0].value if isinstance(node.args[0], ast.Constant) else REST
+            owner = item_of(owner, "environ") if name == "getenv" else owner
+            return item_of(owner, key) if isinstance(owner, PlacedParts) else None
         if name == "partial":
             return PlacedParts(dict(options.items()))
         if name == "field":
@@ -399,9 +438,16 @@ class _Reader:
             return PlacedParts(dict(enumerate(args)))
         if name == "device":
             return next(iter(args), Where.UNKNOWN)
+        kind = self._value(node.func)
+        if args and isinstance(args[0], PlacedParts) and isinstance(kind, type) and issubclass(kind, torch.nn.Module):
+            return PlacedParts({REST: copied(args[0])})  # as AveragedModel, which holds a copy
         owner = self.place(node.func.value) if isinstance(node.func, ast.Attribute) else called
-        found = (joined if isinstance(self._value(node.func), type) else computed)([owner, *args, *options.values()])
-        return Where.GPU if found is Where.DEVICE else found
+        found: Place
+        found = (joined if isinstance(kind, type) else computed)([owner, *args, *options.values()])
+        found = Where.GPU if found is Where.DEVICE else found
+        decided: dict[Hashable, Place] = {name: one for name, one in options.items() if isinstance(one, Computed)}
+        is_kept = isinstance(kind, type) and issubclass(kind, (torch.optim.Optimizer, DataLoader))
+        return PlacedParts({**decided, REST: found}) if decided and is_kept else found
 
     def _moved(self, func: ast.Attribute, node: ast.Call) -> Place:
         """``x.to(device)``; a module and what it holds are moved in place."""
@@ -412,12 +458,16 @@ class _Reader:
             fixed = Where.GPU if any(map(_ON_GPU.__contains__, said)) else Where.HOST if Where.HOST in said else None
         if fixed is None:
             return owner
-        is_tensor = isinstance(self._value(func.value), torch.Tensor)
+        return self._put(func.value, owner, fixed)
+
+    def _put(self, node: ast.expr, owner: Place, where: Where) -> Place:
+        """The place of a value that is moved; a module, and what it holds, in place."""
+        is_tensor = isinstance(self._value(node), torch.Tensor)
         if isinstance(owner, PlacedParts):
-            owner.items = {REST: fixed}
-        elif not is_tensor and isinstance(func.value, (ast.Name, ast.Attribute)) and self._is_model(func.value):
-            self._bind(func.value, fixed)
-        return owner if isinstance(owner, PlacedParts) else fixed
+            put(owner, where)
+        elif not is_tensor and isinstance(node, (ast.Name, ast.Attribute)) and self._is_model(node):
+            self._bind(node, where)
+        return owner if isinstance(owner, PlacedParts) else where
 
     def _is_model(self, node: ast.expr) -> bool:
         return self._is_inner or isinstance(self._value(node), torch.nn.Module)
@@ -460,9 +510,9 @@ class _Reader:
 
     def _defaults(self, args: ast.arguments) -> dict[str, Place]:
         names = [one.arg for one in (*args.posonlyargs, *args.args)]
-        found = dict(zip(reversed(names), map(self.place, reversed(args.defaults)), strict=False))
+        found = dict(zip(reversed(names), map(self._stored, reversed(args.defaults)), strict=False))
         named = zip(args.kwonlyargs, args.kw_defaults, strict=True)
-        return found | {one.arg: self.place(value) for one, value in named if value is not None}
+        return found | {one.arg: self._stored(value) for one, value in named if value is not None}
 
     def _instance(self, kind: PlacedParts, args: list[Place], options: dict[str, Place]) -> PlacedParts:
         made = PlacedParts(kind=kind.kind)
@@ -507,11 +557,12 @@ class _Reader:
         """What a function of the user's returns; what it does to its arguments is done."""
         if self._depth >= _DEEPEST:
             return Where.UNKNOWN
-        inner = _Reader(function.above, self._questions, caller=self, names=function.names)
+        inner = _Reader(function.above, caller=self, names=function.names)
         inner._method_of = function
         given = [*([] if function.owner is None else [function.owner]), *args]
         wanted = function.node.args
         names = [one.arg for one in (*wanted.posonlyargs, *wanted.args)]
+        inner.names.update(dict.fromkeys(names, Where.UNKNOWN))
         inner.names.update(function.defaults)
         inner.names.update(zip(names, given, strict=False))
         inner.names.update({name: value for name, value in options.items() if name})

@@ -7,15 +7,18 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import operator
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import FunctionType, ModuleType
 from typing import Any, TypeAlias
 
 import torch
+from torch.utils.data import DataLoader
 
+from oom_magic.predict.instrumentation.decided.computed import Computed
 from oom_magic.predict.isolation.live_objects import TRAINING_TOOLS
 
 
@@ -50,15 +53,16 @@ class Function:
     kind: PlacedParts | None = None  # the class that defines the method
 
 
-Place: TypeAlias = "Where | PlacedParts | Function"
+Place: TypeAlias = "Where | PlacedParts | Function | Computed"
 
+_WRAPPERS_DEEP = 4
 REST = object()  # the key of all items that have none of their own
 
 
 def item_of(value: Place, key: Hashable) -> Place:
     """The place of an item, or of any where it has none of its own."""
     if not isinstance(value, PlacedParts):
-        return value
+        return Where.UNKNOWN if isinstance(value, Computed) else value
     return value.items[key] if key in value.items else value.items.get(REST, whole(value))
 
 
@@ -66,15 +70,39 @@ def whole(value: Place, within: tuple[Place, ...] = ()) -> Where:
     """The place that all of a value has."""
     if isinstance(value, Where):
         return value
+    if isinstance(value, Computed):
+        return Where.ASKED
     if not isinstance(value, PlacedParts) or value in within:
         return Where.UNKNOWN
     found = joined(whole(item, (*within, value)) for item in value.items.values())
     return found if found in (Where.GPU, Where.HOST) else Where.UNKNOWN  # type: ignore[return-value]
 
 
+def put(parts: PlacedParts, where: Where, within: tuple[Place, ...] = ()) -> None:
+    """Move an object, in place: its tensors are then there, and its fields that name a device still do."""
+    kept: dict[Hashable, Place] = {}
+    for key, held in parts.items.items():
+        if isinstance(held, PlacedParts) and held not in within:
+            put(held, where, (*within, parts))
+        if not isinstance(held, Where) or held in (Where.DEVICE, Where.ASKED):
+            kept[key] = held
+    parts.items = {**kept, REST: where}
+
+
+def copied(place: Place, made: dict[int, Place] | None = None) -> Place:
+    """The place of a deep copy, which may be moved by itself."""
+    made = {} if made is None else made
+    if isinstance(place, PlacedParts) and not place.is_class:
+        if id(place) not in made:
+            made[id(place)] = copy = PlacedParts(kind=place.kind)
+            copy.items = {key: copied(held, made) for key, held in place.items.items()}
+        return made[id(place)]
+    return place
+
+
 def joined(values: Iterable[Place]) -> Place:
     """The place of a value that is one of these or holds all of them; unknown if they differ."""
-    known = [one for one in values if one not in (Where.UNKNOWN, Where.ASKED)]
+    known = [one for one in values if one not in (Where.UNKNOWN, Where.ASKED) and not isinstance(one, Computed)]
     if all(one is known[0] for one in known):
         return known[0] if known else Where.UNKNOWN
     wholes = set(map(whole, known)) - {Where.UNKNOWN, Where.DEVICE, Where.ASKED}
@@ -95,6 +123,8 @@ def tensors_placed(place: Place, value: Any, within: tuple[Place, ...] = ()) -> 
     """The tensors of a name's value that are on the GPU by its place."""
     if place is Where.GPU:
         yield from _tensors_in(value, True)
+    elif isinstance(value, torch.optim.Optimizer):
+        return  # its state goes with its parameters
     elif isinstance(place, PlacedParts) and place not in within:
         for key, held in _items_of(value):
             of_item = place.items.get(key, place.items.get(REST, Where.UNKNOWN))
@@ -102,56 +132,124 @@ def tensors_placed(place: Place, value: Any, within: tuple[Place, ...] = ()) -> 
 
 
 def name_gpu(place: Place, value: Any, within: tuple[Place, ...] = ()) -> Iterator[Callable[[], None]]:
-    """Let a value's fields, or a function's defaults, that are the CPU for want of a GPU name the GPU.
+    """Let a value's fields, or a function's defaults, be what they are with a GPU, where code set them for want of one.
 
     Yields what undoes each.
     """
+    if isinstance(value, torch.nn.Module) and "forward" in vars(value) and whole(place) is Where.GPU:
+        for context in _autocasts(vars(value)["forward"]):
+            yield from _name_gpu_in({"device": Where.DEVICE}, vars(context), within)
     if isinstance(place, Function) and isinstance(value, FunctionType):
         yield from _name_gpu_by_default(place.defaults, value)
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
             with contextlib.suppress(ValueError):  # nothing in it yet
                 held = cell.cell_contents
-                if place.names.get(name) is Where.DEVICE and is_cpu(held):
+                now = with_gpu(place.names.get(name), held)
+                if now is not held:
                     yield functools.partial(setattr, cell, "cell_contents", held)
-                    cell.cell_contents = as_gpu(held)
+                    cell.cell_contents = now
     elif isinstance(value, type) and issubclass(value, Enum):
-        return  # its members cannot be set
+        if isinstance(place, PlacedParts):
+            yield from _name_gpu_in_members(place.items, value)
     elif isinstance(place, PlacedParts) and place.is_class and isinstance(value, type):
         for name, held in list(vars(value).items()):
-            if place.items.get(name) is Where.DEVICE and is_cpu(held):
+            now = with_gpu(place.items.get(name), held)
+            if now is not held:
                 yield functools.partial(setattr, value, name, held)
-                setattr(value, name, as_gpu(held))
+                setattr(value, name, now)
         if dataclasses.is_dataclass(value) and isinstance(value.__init__, FunctionType):
             yield from _name_gpu_by_default(place.items, value.__init__)
     elif isinstance(place, PlacedParts) and place not in within and not isinstance(value, type):
-        held = value.keywords if isinstance(value, functools.partial) else getattr(value, "__dict__", {})
-        yield from _name_gpu_in(place.items, value if isinstance(value, dict) else held, (*within, place))
+        for fields in _fields_of(value):
+            yield from _name_gpu_in(place.items, fields, (*within, place))
+    elif place is Where.GPU and isinstance(value, DataLoader):  # accelerate's, which moves batches
+        yield from _name_gpu_in({"device": Where.DEVICE}, vars(value), within)
+
+
+def _fields_of(value: Any) -> Iterator[MutableMapping[Any, Any]]:
+    """Where an object, or a container, keeps what may name a device."""
+    if isinstance(value, MutableMapping):
+        yield value
+    elif isinstance(value, (list, deque)):
+        yield dict(enumerate(value))
+    else:
+        yield value.keywords if isinstance(value, functools.partial) else getattr(value, "__dict__", {})
+    if isinstance(value, torch.nn.Module):
+        yield value._modules
+    elif isinstance(value, torch.optim.Optimizer):
+        yield from (value.defaults, *value.param_groups)
+    elif isinstance(value, DataLoader) and value.batch_sampler is not None:
+        yield vars(value.batch_sampler)
+
+
+def _autocasts(function: Any, deep: int = _WRAPPERS_DEEP) -> Iterator[torch.autocast]:
+    """What wraps a model's forward (``Accelerator.prepare_model``, with mixed precision)."""
+    function = getattr(function, "__func__", function)
+    cells = getattr(function, "__closure__", None) or ()
+    held = [*getattr(function, "__dict__", {}).values(), *(cell.cell_contents for cell in cells)]
+    yield from (one for one in held if isinstance(one, torch.autocast))
+    for one in held if deep else ():
+        if callable(one) and not isinstance(one, (torch.autocast, torch.nn.Module)):
+            yield from _autocasts(one, deep - 1)
+
+
+def _name_gpu_in_members(places: Mapping[Any, Place], kind: type[Enum]) -> Iterator[Callable[[], None]]:
+    """Members are not assigned to: their values are. One that is itself a text, or has two names without a GPU, is
+    replaced in its class."""
+    members = dict(kind.__members__)
+    for name, member in members.items():
+        if places.get(name) is not Where.DEVICE or not is_cpu(member.value):
+            continue
+        now, num_names = as_gpu(member.value), sum(one is member for one in members.values())
+        if not isinstance(member, str) and num_names == 1:
+            yield functools.partial(setattr, member, "_value_", member.value)
+            member._value_ = now
+            continue
+        make: Any = str if isinstance(member, str) else object
+        made = make.__new__(kind, *([now] if make is str else []))
+        vars(made).update(vars(member), _name_=name, _value_=now)
+        yield functools.partial(_put_member, kind, name, member, vars(kind).get(name, REST))
+        _put_member(kind, name, made, made)
+
+
+def _put_member(kind: type[Enum], name: str, member: Any, own: Any) -> None:
+    """Let a name of an enumeration stand for a member; ``own`` is what is among the attributes of the class."""
+    kind._member_map_[name] = member
+    if own is not REST:
+        type.__setattr__(kind, name, own)
+    elif name in vars(kind):
+        type.__delattr__(kind, name)
 
 
 def _name_gpu_by_default(places: Mapping[Any, Place], function: FunctionType) -> Iterator[Callable[[], None]]:
     code, defaults = function.__code__, function.__defaults__
     if defaults is not None:
         names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-        is_device = [
-            places.get(name) is Where.DEVICE and is_cpu(one) for name, one in zip(names, defaults, strict=True)
-        ]
-        if any(is_device):
+        now = tuple(with_gpu(places.get(name), one) for name, one in zip(names, defaults, strict=True))
+        if any(map(operator.is_not, now, defaults)):
             yield functools.partial(setattr, function, "__defaults__", defaults)
-            now = (as_gpu(one) if is_one else one for is_one, one in zip(is_device, defaults, strict=True))
-            function.__defaults__ = tuple(now)
+            function.__defaults__ = now
     yield from _name_gpu_in(places, function.__kwdefaults__ or {}, ())
 
 
 def _name_gpu_in(
-    places: Mapping[Any, Place], items: dict[Any, Any], within: tuple[Place, ...]
+    places: Mapping[Any, Place], items: MutableMapping[Any, Any], within: tuple[Place, ...]
 ) -> Iterator[Callable[[], None]]:
     for key, held in list(items.items()):
-        place = places.get(key, Where.UNKNOWN)
-        if place is Where.DEVICE and is_cpu(held):
+        place = places.get(key, places.get(REST, Where.UNKNOWN))
+        now = with_gpu(place, held)
+        if now is not held:
             yield functools.partial(items.__setitem__, key, held)
-            items[key] = as_gpu(held)
+            items[key] = now
         else:
             yield from name_gpu(place, held, within)
+
+
+def with_gpu(place: Place | None, held: Any) -> Any:
+    """What a field, that code set for want of a GPU, is with one; any other as it is."""
+    if isinstance(place, Computed):
+        return place.with_gpu(held)
+    return as_gpu(held) if place is Where.DEVICE else held
 
 
 def as_gpu(value: Any) -> Any:
@@ -191,6 +289,8 @@ def _tensors_in(value: Any, is_opened: bool) -> Iterator[torch.Tensor]:
             yield from _tensors_in(item, False)
     elif isinstance(value, torch.optim.Optimizer):
         yield from optimizer_state(value)
+    elif isinstance(value, DataLoader):  # accelerate's moves batches, not data
+        yield from _tensors_in(value.dataset, is_opened) if not hasattr(value, "device") else ()
     elif is_opened and not isinstance(value, (type, ModuleType, FunctionType, *TRAINING_TOOLS)):
         for item in vars(value).values() if hasattr(value, "__dict__") else ():
             yield from _tensors_in(item, False)

@@ -11,7 +11,9 @@ import select
 import sqlite3
 import warnings
 from collections import OrderedDict, deque
+from collections.abc import Collection
 from typing import Any
+from urllib.parse import quote
 
 from torch.utils.data import dataloader
 
@@ -30,15 +32,19 @@ _DEEP = 8  # an iterator over another one's values over ...
 
 
 class Copies:
-    """The copies by their original. Whatever holds an object is noted before it gets the copy."""
+    """The copies by their original. Whatever holds an object is noted before it gets the copy.
 
-    def __init__(self) -> None:
+    What other threads use, objects with the identities ``others``, is not exchanged: they would find the copies, too.
+    """
+
+    def __init__(self, others: Collection[int] = frozenset()) -> None:
+        self._others = others
         self._made: dict[int, tuple[Any, Any]] = {}
         self._originals: dict[int, Any] = {}  # by the identity of the copy
 
     def give(self, container: Any) -> None:
         """Exchange what a dict, a list, a deque or a tuple holds."""
-        if isinstance(container, (dict, list, deque, tuple)):
+        if isinstance(container, (dict, list, deque, tuple)) and id(container) not in self._others:
             put = functools.partial(_set_item, container) if isinstance(container, tuple) else container.__setitem__
             items = list(container.items() if isinstance(container, dict) else enumerate(container))
             for key, value in items:
@@ -55,7 +61,7 @@ class Copies:
     def of(self, one: Any) -> Any:
         """The copy of an object; None where it is not exchanged, or is a copy itself."""
         kind: Any = type(one)
-        if not has_copy(kind) or id(one) in self._originals:
+        if not has_copy(kind) or self.has_made(one) or id(one) in self._others:
             return None
         if id(one) not in self._made:
             made = self._new_cursor(one) if isinstance(one, sqlite3.Cursor) else _copied(one, _DEEP)
@@ -63,6 +69,10 @@ class Copies:
             if made is not None:
                 self._originals[id(made)] = one
         return self._made[id(one)][1]
+
+    def has_made(self, one: Any) -> bool:
+        """Whether an object is such a copy, which ends with the run."""
+        return id(one) in self._originals
 
     def _new_cursor(self, one: sqlite3.Cursor) -> Any:
         """A cursor of the connection's copy; rows that the user's has not yet given are not in it."""
@@ -157,25 +167,38 @@ def _copied_batches(one: Any) -> Any:
 
 
 class DatabaseCopy(sqlite3.Connection):
-    """A copy in memory."""
+    """A copy that ends with the run."""
 
 
 def _copied_database(one: sqlite3.Connection) -> DatabaseCopy | None:
-    """None for a large one, one of another thread, and one in a transaction, which copying would wait for."""
+    """In memory; of a large one another connection that only reads. None for one of another thread, or without file."""
     try:
-        if one.in_transaction:
-            return None
         [[pages]], [[page_bytes]] = (one.execute(f"PRAGMA {name}").fetchall() for name in ("page_count", "page_size"))
         if pages * page_bytes > _COPIED_BYTES:
-            return None
-        made = DatabaseCopy(":memory:", isolation_level=one.isolation_level)
-        one.backup(made)
+            made = _reading(one)
+        else:
+            made = DatabaseCopy(":memory:", isolation_level=one.isolation_level)
+            if not one.in_transaction:
+                one.backup(made)
+            elif hasattr(one, "serialize"):  # which does not wait for the end of a transaction, as a backup does
+                made.deserialize(one.serialize())
+            else:  # before Python 3.11
+                made = _reading(one)
     except sqlite3.Error:  # closed, say
         return None
-    for name in ("row_factory", "text_factory"):
-        setattr(made, name, getattr(one, name))
-    made.set_authorizer(_allow_in_memory)
+    if made is not None:
+        for name in ("row_factory", "text_factory"):
+            setattr(made, name, getattr(one, name))
+        made.set_authorizer(_allow_in_memory)
     return made
+
+
+def _reading(one: sqlite3.Connection) -> DatabaseCopy | None:
+    """Another connection to the same file, which the run may close."""
+    files = {name: file for _unused, name, file in one.execute("PRAGMA database_list")}
+    if not files.get("main"):
+        return None
+    return DatabaseCopy(f"file:{quote(files['main'])}?mode=ro", uri=True, isolation_level=one.isolation_level)
 
 
 def _allow_in_memory(action: int, first: Any, *_: Any) -> int:

@@ -178,6 +178,8 @@ class _Walk:
                     self._copies.give(one)
 
     def _note_one(self, one: Any) -> Iterable[Any]:
+        if self._copies.has_made(one):
+            return ()
         found = None if type(one) in _WALKED or isinstance(one, torch.nn.Module) else restoration_of(one, self._room)
         if is_iterator(one):
             self._iterators.watch(one)
@@ -421,12 +423,11 @@ def note_state(
     for namespace in namespaces:
         snapshot.add_plain(namespace, 1)
     named = [value for names in namespaces for name, value in list(names.items()) if not _OF_SHELL.fullmatch(str(name))]
-    copies = Copies()
-    if not others:  # else they would find the copies, too
-        for namespace in (*namespaces, *above):
-            copies.give(namespace)
-        for names in above:
-            snapshot.add_undo(functools.partial(copies.take_back, names))
+    copies = Copies(others)
+    for namespace in (*namespaces, *above):
+        copies.give(namespace)
+    for names in above:
+        snapshot.add_undo(functools.partial(copies.take_back, names))
     are_noted = {id(one) for one in (*namespaces, vars(builtins))}
     roots = [named, users_modules(), log_handlers()]
     if not note_users_objects(snapshot, roots, others | are_noted, copies, iterators):
