@@ -263,7 +263,7 @@ def test_databases_that_were_open_hold_what_they_held(tmp_path: Path) -> None:
 
 
 def test_a_large_database_that_was_open_can_be_read_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "_COPIED_BYTES", 0)
+    monkeypatch.setattr(copies, "MOST_COPIED_BYTES", 0)
     names = {"large": sqlite3.connect(tmp_path / "large"), "again": iter([1, 2])}
     large = names["large"]
     large.execute("create table steps (loss)")

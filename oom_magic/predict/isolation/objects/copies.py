@@ -27,7 +27,7 @@ _OF_OTHERS = (
     *(kind for kind in vars(itertools).values() if isinstance(kind, type) and hasattr(kind, "__next__")),
 )  # fmt: skip
 _EPOLL: Any = getattr(select, "epoll", ())
-_COPIED_BYTES = 1 << 24  # of one database
+MOST_COPIED_BYTES = 1 << 24  # of one database
 _DEEP = 8  # an iterator over another one's values over ...
 
 
@@ -174,7 +174,7 @@ def _copied_database(one: sqlite3.Connection) -> DatabaseCopy | None:
     """In memory; of a large one another connection that only reads. None for one of another thread, or without file."""
     try:
         [[pages]], [[page_bytes]] = (one.execute(f"PRAGMA {name}").fetchall() for name in ("page_count", "page_size"))
-        if pages * page_bytes > _COPIED_BYTES:
+        if pages * page_bytes > MOST_COPIED_BYTES:
             made = _reading(one)
         else:
             made = DatabaseCopy(":memory:", isolation_level=one.isolation_level)
