@@ -74,7 +74,7 @@ class Closing(ast.NodeTransformer):
 
     def __init__(self, own: Mapping[str, ast.expr], local: Mapping[str, Any]) -> None:
         self._own = own
-        self._local = local
+        self._level = local
         self._is_closed = True
 
     def closed(self, node: ast.expr) -> ast.expr | None:
@@ -84,7 +84,7 @@ class Closing(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         """The expression that a local name was computed from."""
-        place = self._local.get(node.id)
+        place = self._level.get(node.id)
         if isinstance(place, Computed):
             return place.node
         if node.id in self._own:
