@@ -333,6 +333,19 @@ def renormed() -> None:
             torch.renorm(kernels.to(dtype).repeat(40, 40, 1).requires_grad_(), 2, dim, 1.0).pow(2).sum().backward()
 
 
+def warped() -> None:
+    """Images and volumes sampled where an affine map or a flow leads: by cuDNN from corner to corner, else not."""
+    images, flow = torch.rand(8, 3, 96, 128, device=CUDA), nn.Conv2d(3, 2, 3, padding=1).to(CUDA)
+    theta = torch.rand(8, 2, 3, device=CUDA, requires_grad=True)
+    for align in (True, False):
+        grid = F.affine_grid(theta, list(images.shape), align_corners=align)
+        for places in (grid, grid + flow(images).permute(0, 2, 3, 1)):
+            F.grid_sample(images, places, align_corners=align).sum().backward()
+    theta = torch.rand(2, 3, 4, device=CUDA, requires_grad=True)
+    volume = torch.rand(2, 1, 16, 32, 32, device=CUDA)
+    F.grid_sample(volume, F.affine_grid(theta, list(volume.shape), align_corners=False), align_corners=False).sum()
+
+
 def flexible(has_mask: bool, has_score: bool, is_trained: bool = True) -> Callable[[], None]:
     """``flex_attention`` as written, not compiled, with grouped heads and a mask by documents."""
 
@@ -441,6 +454,7 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "masked_short": masked(96),
     "masked_long": masked(1100),
     "renormed": renormed,
+    "warped": warped,
     "like_another": like_another,
     "flex_masked": flexible(True, False),
     "flex_scored": flexible(False, True),

@@ -229,6 +229,33 @@ def _encoder_layer(
     return hidden if norm_first else normed(hidden, norm_weight_2, norm_bias_2)
 
 
+# -- grids: native/AffineGridGenerator.cpp -------------------------------------------------------------------------
+
+
+def _base_grid(like: torch.Tensor, sizes: list[int], align_corners: bool) -> torch.Tensor:
+    """``make_base_grid_4D``, ``_5D``: the coordinates of each pixel, and a one."""
+    lengths = sizes[:1] + sizes[2:]
+    grid = like.new_empty((*lengths, len(lengths)))
+    for column, length in enumerate(reversed(lengths[1:])):
+        steps = torch.linspace(-1, 1, length, dtype=like.dtype, device=like.device)
+        if length > 1 and not align_corners:
+            steps = steps * (length - 1) / length
+        grid.select(-1, column).copy_(steps.view(-1, *[1] * column))
+        del steps
+    grid.select(-1, -1).fill_(1)
+    return grid.view(sizes[0], -1, len(lengths))
+
+
+def _affine_grid(theta: torch.Tensor, sizes: list[int], align_corners: bool) -> torch.Tensor:
+    grid = _base_grid(theta, sizes, align_corners).bmm(theta.transpose(1, 2))
+    return grid.view(sizes[0], *sizes[2:], len(sizes) - 2)
+
+
+def _affine_grid_backward(gradient: torch.Tensor, sizes: list[int], align_corners: bool) -> torch.Tensor:
+    grid = _base_grid(gradient, sizes, align_corners).transpose(1, 2)
+    return grid.bmm(gradient.reshape(sizes[0], -1, len(sizes) - 2)).transpose(1, 2)
+
+
 # -- fake quantization: native/quantized/FakeQuantPerTensorAffine.cpp and FakeQuantPerChannelAffine.cpp -----------
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
@@ -312,6 +339,8 @@ def _handler(compose: Callable[..., Any]) -> Handler:
 HANDLERS: dict[OpOverload, Handler] = existing({
     "multinomial": _handler(_multinomial),
     "masked_scatter_backward": _handler(_masked_scatter_backward),
+    "affine_grid_generator": _handler(_affine_grid),
+    "affine_grid_generator_backward": _handler(_affine_grid_backward),
     "isinf": _handler(_is_infinite),
     "count_nonzero": _handler(_count_nonzero),
     "median": _handler(_median),

@@ -236,6 +236,13 @@ def _pooled_gradient(call: Call) -> None:
         call.take_like(gradient)
 
 
+def _by_cudnns_sampler(call: Call) -> None:
+    """aten/src/ATen/native/cudnn/GridSampler.cpp: expanded tensors, and a grid that is not in order, are copied."""
+    for tensor in call.args:
+        if 0 in tensor.stride() or (tensor is call.args[1] and not tensor.is_contiguous()):
+            call.take_like(tensor)
+
+
 _IN_ORDER = (
     "adaptive_max_pool2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "upsample_nearest3d",
     "_upsample_nearest_exact3d",
@@ -284,6 +291,8 @@ RULES: dict[OpOverload, Rule] = {
     aten._fft_c2r.default: _fourier_to_real,
     aten._fft_r2c.default: _fourier_of_real,
     aten._fft_c2c.default: _fourier,
+    aten.cudnn_grid_sampler.default: _by_cudnns_sampler,
+    aten.cudnn_grid_sampler_backward.default: _by_cudnns_sampler,
     aten.where.self: _where,
     aten.pow.Scalar: _scalar_power,
     aten.roll.default: _roll,

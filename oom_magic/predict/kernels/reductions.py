@@ -141,7 +141,7 @@ def _foreach_norm(call: Call) -> None:
 
 
 def _renorm(call: Call) -> None:
-    """aten/src/ATen/native/Normalization.cpp, ``renorm_out``: each slice's norm, and the factor where norms are wider."""
+    """aten/src/ATen/native/Normalization.cpp, ``renorm_out``: each slice's norm, and its factor in the input's type."""
     tensor, dim = call.args[0], call.args[2] % call.args[0].dim()
     others = [one for one in range(tensor.dim()) if one != dim]
     wide = max(tensor.element_size(), 4)

@@ -73,6 +73,18 @@ def _rms_norm(
     return aten._fused_rms_norm(tensor, shape, weight, eps)[0]
 
 
+def _grid_sampler(
+    usual: Kernel, images: torch.Tensor, grid: torch.Tensor, mode: int, padding: int, align_corners: bool
+) -> torch.Tensor:
+    """aten/src/ATen/native/GridSampler.cpp, ``cond_cudnn_grid_sampler``: bilinear, from corner to corner."""
+    is_its_kind = images.dim() == 4 and images.shape[1] <= 1024 and (mode, padding, align_corners) == (0, 0, True)
+    is_its_type = images.dtype in (torch.float16, torch.float32, torch.float64) and torch.backends.cudnn.enabled
+    if is_its_kind and is_its_type and images.dtype is grid.dtype and images.numel() < 2**31:
+        sampled: torch.Tensor = aten.cudnn_grid_sampler(images, grid)
+        return sampled
+    return usual(images, grid, mode, padding, align_corners)  # type: ignore[no-any-return]
+
+
 def _one_hot(usual: Kernel, tensor: torch.Tensor, num_classes: int = -1) -> Any:
     """aten/src/ATen/native/Onehot.cpp: ones are written into zeros, while tensors without data are compared."""
     if num_classes <= 0 or not tensor.numel():
@@ -101,6 +113,7 @@ _COMPOSITIONS: dict[str, Kernel] = {
     "ctc_loss.Tensor": _ctc_loss,
     "cumprod_backward": cumprod_backward,
     "dropout": _dropout,
+    "grid_sampler": _grid_sampler,
     "log_softmax.int": partial(_softmax, aten._log_softmax),
     "one_hot": _one_hot,
     "softmax.int": partial(_softmax, aten._softmax),
@@ -147,6 +160,14 @@ def _activation_backward(gradient: torch.Tensor, tensor: torch.Tensor) -> torch.
     return torch.empty_like(tensor)
 
 
+def _sampled(images: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+    return images.new_empty((*images.shape[:2], *grid.shape[1:3]))
+
+
+def _sampled_backward(images: torch.Tensor, grid: torch.Tensor, _gradient: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return images.new_empty(images.shape), grid.new_empty(grid.shape)
+
+
 def _fused_rms_norm(
     tensor: torch.Tensor, shape: list[int], weight: torch.Tensor | None, eps: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -188,6 +209,8 @@ _FUSED: dict[OpOverload, Kernel] = {
     **normalization.KERNELS,
     **convolutions.KERNELS,
     **losses.KERNELS,
+    aten.cudnn_grid_sampler.default: _sampled,
+    aten.cudnn_grid_sampler_backward.default: _sampled_backward,
     aten.silu_backward.default: _activation_backward,
     aten.mish_backward.default: _activation_backward,
     **existing({"_fused_rms_norm": _fused_rms_norm, "_grouped_mm": _grouped_mm}),
