@@ -253,7 +253,7 @@ def test_nested_blocks_on_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (print, "observes a with block"),
         ("gpu0", "'gpu0' is not a device"),
-        ("cpu", "cpu is none"),
+        ("cpu", "cpu is not one"),
         (99, "no cuda:99"),
         (-1, "-1 is no"),
     ],
