@@ -196,6 +196,26 @@ VALUES = {  # that were decided without a GPU: what makes them, where they are r
     "set since": ("class Config:\n    amp = torch.cuda.is_available()\nConfig.amp = False", "Config.amp", "False"),
     "with an effect": ("log = []\nclass Config:\n    amp = log.append(1) or torch.cuda.is_available()",
                        "Config.amp + len(log)", "1"),
+    "a function with branches": ("def pick():\n    if torch.cuda.is_available():\n        return torch.device('cuda')\n"
+                                 "    elif torch.backends.mps.is_available():\n        return torch.device('mps')\n"
+                                 "    return torch.device('cpu')\nclass Config:\n    where = pick()", "Config.where.type", "'cuda'"),
+    "set in a branch": ("class Trainer:\n    dtype = torch.float32\n    def __init__(self, where):\n"
+                        "        if where == 'cuda':\n            self.dtype = torch.float16\ntrainer = Trainer(device)",
+                        "trainer.dtype", "torch.float16"),
+    "set in the other branch": ("class Config:\n    pass\ncfg = Config()\nif not torch.cuda.is_available():\n"
+                                "    cfg.rows = 8\nelse:\n    cfg.rows = 64", "cfg.rows", "64"),
+    "in a branch that one GPU does not take": ("class Config:\n    cards = 1\ncfg = Config()\n"
+                                               "if torch.cuda.device_count() > 1:\n    cfg.cards = 2", "cfg.cards", "1"),
+    "a context of an object's": ("class Trainer:\n    def __init__(self, where):\n        self.where = torch.device(where)\n"
+                                 "        amp = self.where.type == 'cuda'\n        self.ctx = torch.autocast("
+                                 "self.where.type, torch.bfloat16, enabled=amp)\ntrainer = Trainer(device)",
+                                 "trainer.ctx.device + str(trainer.ctx._enabled)", "'cudaTrue'"),
+    "a library's settings": ("from collections import UserDict\ncfg = UserDict({'amp': torch.cuda.is_available(), "
+                             "'train': {'rows': 64 if torch.cuda.is_available() else 8}})",
+                             "(cfg['amp'], cfg['train']['rows'])", "(True, 64)"),
+    "keywords": ("class Trainer:\n    def __init__(self, where):\n        self.put = dict(device=where)\n"
+                 "        self.rows = torch.ones(3, **self.put)\ntrainer = Trainer(device)",
+                 "(trainer.rows.device.type, trainer.put['device'])", "('cuda', 'cuda')"),
     "environment": ("import os\nos.environ['DRY_DEVICE'] = device", "torch.device(os.environ['DRY_DEVICE']).type", "'cuda'"),
     "a member": ("import enum\nclass Dev(enum.Enum):\n    MAIN = device\n    HOST = 'cpu'",
                  "Dev.MAIN.value + Dev.HOST.value", "'cudacpu'"),
@@ -229,6 +249,17 @@ def test_a_value_decided_for_want_of_a_gpu_is_what_it_is_with_one(form: str, mon
     before = reads()
     assert om.dry_run(notebook.step).peak_allocated_bytes
     assert reads() == before
+
+
+def test_defaults_of_pydantic_s_settings_are_what_they_are_with_a_gpu() -> None:
+    pytest.importorskip("pydantic")
+    notebook = notebook_of(
+        TOP + "from pydantic import BaseModel\nclass Settings(BaseModel):\n    where: str = device\n"
+        "    rows: int = 64 if torch.cuda.is_available() else 8\ncfg = Settings()\n"
+        "def step():\n    net(x)\n    assert (cfg.where, cfg.rows) == ('cuda', 64) and Settings() == cfg\n"
+    )
+    om.dry_run(notebook.step)
+    assert (notebook.cfg.where, notebook.cfg.rows) == ("cpu", 8) and notebook.Settings() == notebook.cfg
 
 
 def test_what_accelerate_prepared_without_a_gpu_is_on_it(fresh_accelerate: Any) -> None:

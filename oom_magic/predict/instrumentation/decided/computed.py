@@ -11,9 +11,9 @@ import builtins
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -41,46 +41,74 @@ _ABSENT = object()
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """An expression over names of a module that depends on there being a GPU, and its value without one."""
+    """An expression over names of a module that depends on there being a GPU, and its value without one.
+
+    With a ``test``, code would have assigned it only with a GPU, in place of whatever is there.
+    """
 
     node: ast.expr
-    code: CodeType
     names: Mapping[str, Any]
     before: Any
+    test: ast.expr | None = None
 
     @classmethod
-    def of(cls, node: ast.expr, names: Mapping[str, Any]) -> Computed | None:
+    def of(cls, node: ast.expr, names: Mapping[str, Any], test: ast.expr | None = None) -> Computed | None:
         """None for an expression that does more than compute, or cannot be evaluated."""
         if not is_pure(node, names):
             return None
         try:
-            code = compile(ast.fix_missing_locations(ast.Expression(node)), "<decided>", "eval", dont_inherit=True)
-            with unwarned():
-                return cls(node, code, names, eval(code, scope(names)))
+            return cls(node, names, _evaluated(node, names), test)
         except Exception:
             return None
 
     def with_gpu(self, held: Any) -> Any:
         """Inside a dry run: what a value is with a GPU; itself where it is not what was computed."""
-        if is_same(self.before, held):
-            with contextlib.suppress(Exception), unwarned():
-                now = eval(self.code, scope(self.names))
-                return held if is_same(now, held) else now
+        if self.test is not None or is_same(self.before, held):
+            with contextlib.suppress(Exception):
+                if self.test is None or _evaluated(self.test, self.names):
+                    now = _evaluated(self.node, self.names)
+                    return held if is_same(now, held) else now
         return held
 
 
-class Closing(ast.NodeTransformer):
-    """Puts expressions in place of the names of a level; there is none for other names in ``local``."""
+def _evaluated(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    code = compile(ast.fix_missing_locations(ast.Expression(node)), "<decided>", "eval", dont_inherit=True)
+    with unwarned():
+        return eval(code, scope(names))
 
-    def __init__(self, own: Mapping[str, ast.expr], local: Mapping[str, Any]) -> None:
+
+_TEXT = "'cuda' if torch.cuda.is_available() else 'cpu'"
+
+
+class Closing(ast.NodeTransformer):
+    """Puts expressions in place of the names of a level; there is none for other names in ``level``.
+
+    ``own`` has what names were computed from, ``place`` tells which name the GPU.
+    """
+
+    def __init__(self, own: Mapping[str, ast.expr], level: Mapping[str, Any], place: Callable[[ast.expr], Any]) -> None:
         self._own = own
-        self._level = local
+        self._level = level
+        self._place = place
         self._is_closed = True
 
     def closed(self, node: ast.expr) -> ast.expr | None:
         """A copy of an expression with them; None if it reads another local name."""
         made = self.visit(copy.deepcopy(node))
         return made if self._is_closed else None
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """Of an object what it was computed from, of a device's that of a device."""
+        found = self._place(node)
+        if isinstance(found, Computed):
+            return found.node
+        if _names_device(self._place(node.value)) and self._is_local(node.value):
+            return ast.Attribute(_device(f"torch.device({_TEXT})"), node.attr, ast.Load())
+        if _names_device(found) and self._is_local(node):
+            return _device(_TEXT)
+        made = self.generic_visit(node)
+        assert isinstance(made, ast.Attribute)
+        return made
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         """The expression that a local name was computed from."""
@@ -89,9 +117,25 @@ class Closing(ast.NodeTransformer):
             return place.node
         if node.id in self._own:
             return self._own[node.id]
+        if place is not None and _names_device(place):
+            return _device(_TEXT)
         if place is not None:
             self._is_closed = False
         return node
+
+    def _is_local(self, node: ast.expr) -> bool:
+        """Whether a name, or the object of an attribute, is one of the level that has no expression."""
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        return isinstance(node, ast.Name) and node.id in self._level and node.id not in self._own
+
+
+def _names_device(place: Any) -> bool:
+    return getattr(place, "value", None) == "device"
+
+
+def _device(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
 
 
 @contextlib.contextmanager

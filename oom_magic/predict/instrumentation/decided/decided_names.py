@@ -31,7 +31,8 @@ from oom_magic.predict.instrumentation.decided.computed import (
     scope,
     unwarned,
 )
-from oom_magic.predict.instrumentation.decided.placement_reader import CHOOSING, DEFAULT, read_placements
+from oom_magic.predict.instrumentation.decided.placement_calls import CHOOSING
+from oom_magic.predict.instrumentation.decided.placement_reader import DEFAULT, read_placements
 from oom_magic.predict.instrumentation.decided.placements import (
     Place,
     Where,

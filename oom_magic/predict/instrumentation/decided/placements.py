@@ -157,6 +157,11 @@ def name_gpu(place: Place, value: Any, within: tuple[Place, ...] = ()) -> Iterat
             if now is not held:
                 yield functools.partial(setattr, value, name, held)
                 setattr(value, name, now)
+        for name, one in getattr(value, "__pydantic_fields__", {}).items():
+            now = with_gpu(place.items.get(name), one.default)
+            if now is not one.default:
+                yield functools.partial(_set_pydantic_default, value, one, one.default)
+                _set_pydantic_default(value, one, now)
         if dataclasses.is_dataclass(value) and isinstance(value.__init__, FunctionType):
             yield from _name_gpu_by_default(place.items, value.__init__)
     elif isinstance(place, PlacedParts) and place not in within and not isinstance(value, type):
@@ -164,6 +169,11 @@ def name_gpu(place: Place, value: Any, within: tuple[Place, ...] = ()) -> Iterat
             yield from _name_gpu_in(place.items, fields, (*within, place))
     elif place is Where.GPU and isinstance(value, DataLoader):  # accelerate's, which moves batches
         yield from _name_gpu_in({"device": Where.DEVICE}, vars(value), within)
+
+
+def _set_pydantic_default(kind: Any, one: Any, default: Any) -> None:
+    one.default = default
+    kind.model_rebuild(force=True)
 
 
 def _fields_of(value: Any) -> Iterator[MutableMapping[Any, Any]]:
@@ -243,6 +253,12 @@ def _name_gpu_in(
             items[key] = now
         else:
             yield from name_gpu(place, held, within)
+    for key, place in places.items():
+        if isinstance(place, Computed) and place.test is not None and key not in items:
+            now = place.with_gpu(REST)
+            if now is not REST:
+                yield functools.partial(items.pop, key, None)
+                items[key] = now
 
 
 def with_gpu(place: Place | None, held: Any) -> Any:
