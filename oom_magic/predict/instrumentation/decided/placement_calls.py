@@ -329,6 +329,7 @@ class Calls(ABC):
 
 
 def name_of(func: ast.expr) -> str:
+    """The last name of an expression such as ``torch.zeros``; empty for others."""
     return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
 
 
@@ -347,4 +348,5 @@ def _after(kinds: list[PlacedParts], one: PlacedParts) -> list[PlacedParts]:
 
 
 def is_property(node: ast.FunctionDef | ast.Lambda) -> bool:
+    """Whether a method is read as an attribute."""
     return isinstance(node, ast.FunctionDef) and "property" in map(name_of, node.decorator_list)
