@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from versions import bitsandbytes_or_skip
 
 from oom_magic.explain.remedies.code import code_for
@@ -377,10 +378,73 @@ def test_the_users_model_is_as_before():
     assert not model.is_gradient_checkpointing
 
 
-def test_a_model_without_repeated_blocks_cannot_be_checkpointed():
+def test_a_model_without_blocks_cannot_be_checkpointed():
     with pytest.raises(InapplicableError) as error:
-        models.ActivationCheckpointing().check(nn.Linear(2, 2))
-    assert error.value.key == "no_equal_blocks"
+        models.ActivationCheckpointing().check(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
+    assert error.value.key == "no_blocks"
+
+
+class Convolved(nn.Module):
+    """Blocks that no list holds, as of most graph networks and U-Nets."""
+
+    def __init__(self, is_checkpointed=False):
+        super().__init__()
+        self.into, self.head = nn.Linear(64, 64), nn.Linear(64, 4)
+        self.conv1, self.conv2, self.conv3 = (
+            nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64)) for _ in "123"
+        )
+        self.is_checkpointed = is_checkpointed
+
+    def forward(self, x):
+        x = self.into(x)
+        for conv in (self.conv1, self.conv2, self.conv3):
+            x = checkpoint(conv, x, use_reentrant=False) if self.is_checkpointed else conv(x)
+        return self.head(x)
+
+
+def test_blocks_that_stand_in_no_list_are_recomputed():
+    def train(is_checkpointed=False):
+        model = Convolved(is_checkpointed).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.rand(4096, 64, device="cuda")).sum().backward()
+            optimizer.step()
+
+    assert models.paths_recomputed(Convolved()) == ["conv1", "conv2", "conv3"]
+    changed, written = run(train, models.ActivationCheckpointing()), run(lambda: train(True))
+    assert changed.peak_allocated_bytes == written.peak_allocated_bytes < run(train).peak_allocated_bytes
+
+
+def test_only_what_trains_is_under_autocast_where_a_run_trains():
+    """As the code to paste has it, which stands around the loss: features made before the loop stay in float32."""
+
+    def train():
+        model = nn.Linear(64, 1024).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with torch.no_grad():
+            target = model(torch.rand(64, 64, device="cuda"))
+        seen.append(target.dtype)
+        for _ in range(2):
+            output = model(torch.rand(64, 64, device="cuda"))
+            seen.append(output.dtype)
+            nn.functional.mse_loss(output, target).backward()
+            optimizer.step()
+
+    seen = []
+    change = models.MixedPrecision("bf16", with_loss=True)
+    run(train, Survey([change]))
+    run(train, change)
+    assert seen[3:] == [torch.float32, torch.bfloat16, torch.bfloat16]
+
+
+def test_a_model_of_one_size_cannot_be_given_less():
+    def train():
+        model = nn.Linear(64, 8).cuda()
+        model(torch.rand(8, 64, device="cuda")).sum().backward()
+
+    with pytest.raises(InapplicableError) as error:
+        run(train, habits.ShorterInputs(1, 64, 32))
+    assert error.value.key == "one_size"
 
 
 def test_a_loss_module_is_no_forward_of_the_model():

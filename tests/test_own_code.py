@@ -12,7 +12,8 @@ from versions import as_since_3_11
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.code import STYLES, code_for
-from oom_magic.explain.remedies.own_code.loops import accumulating, copied, own_arguments, own_code, own_names, shown
+from oom_magic.explain.remedies.own_code.loops import accumulating, copied, own_arguments, own_code, shown
+from oom_magic.explain.remedies.own_code.models import own_names
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Variation
 from oom_magic.explain.remedies.size_parameters import find_size_parameters
 from oom_magic.predict.session import DrySession
@@ -84,6 +85,79 @@ def test_a_size_that_a_function_takes_is_shown_with_its_loop(head):
     code = as_since_3_11(rehearsal.own_code("smaller_batch", VALUES))
     assert code.startswith(f"def train({head.format(2)}):\n")
     assert "    accumulation = 3\n    for number, (images, labels) in enumerate(loader, 1):" in code
+
+
+CLOSURE = """\
+for step in range(10):
+    def closure():
+        optimizer.zero_grad()
+        loss = net(image).square().sum()
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+"""
+TWO = """\
+for it in range(3):
+    for images in loader:
+        loss = other(net(images)).mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+    loss = -other(net(noise)).mean()
+    loss.backward()
+"""
+STEP = """\
+def step(model, images):
+    loss = model(images).mean()
+    loss.backward()
+    optimizer.step()
+"""
+INSIDE = """\
+def main():
+    model = make()
+    optimizer = torch.optim.Adam(model.parameters())
+    for images in loader:
+        loss = model(images).mean()
+        loss.backward()
+"""
+
+
+@pytest.mark.parametrize(("source", "number"), [(CLOSURE, 1), (TWO, 2), (STEP, 1), (INSIDE, 1)])
+def test_every_backward_stands_outside_of_autocast(source, number):
+    tree = ast.parse(source)
+    tree = tree.body[0] if isinstance(tree.body[0], ast.FunctionDef) else tree
+    code = own_code(tree, {"net": make(), "other": make()}, "mixed_precision", {"dtype": "bf16"})
+    covered = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.With)]
+    assert len(covered) == number and all("loss =" in ast.unparse(one) for one in covered)
+    assert not any("backward" in ast.unparse(one) or "zero_grad" in ast.unparse(one) for one in covered)
+
+
+MADE_INSIDE = """
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+def fit(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(torch.rand(4, 8, device="cuda")).sum().backward()
+        optimizer.step()
+def main():
+    net = Net().cuda()
+    fit(net)
+"""
+
+
+def test_code_for_a_model_that_a_function_makes_is_told_where_it_belongs():
+    names = {"torch": torch}
+    exec(compile(MADE_INSIDE, "<ipython-input-1-0>", "exec"), names)
+    rehearsal = CellRehearsal(execute, ast.parse("main()"), names)
+    rehearsal.begin([], 0)
+    code, _ = code_for("checkpointing_blocks", "plain", rehearsal.names)
+    assert code.startswith("# in main, after the line that makes net:\nfrom functools")
+    assert "for block in net.blocks:" in code
 
 
 EPOCHS = """
@@ -380,9 +454,12 @@ def test_the_model_is_called_as_the_user_calls_it():
     wrapped.module = Net()
     tree = ast.parse("loss = criterion(net(x), y)")
     names = {"net": Net(), "criterion": torch.nn.MSELoss(), "other": Net()}
-    assert own_names(tree, names) == {"model": "net", "inner": "net", "layers": "net.stages"}
+    assert own_names(tree, names) == {
+        "model": "net", "inner": "net", "layers": "net.stages", "recomputed": "net.stages",
+    }  # fmt: skip
     assert own_names(tree, {**names, "net": wrapped})["layers"] == "net.module.stages"
-    assert own_names(tree, {**names, "criterion": Net()}) == {}  # which of the two is not seen
+    both = own_names(tree, {**names, "criterion": Net()})  # which of the two is not seen
+    assert both == {"recomputed": "(*criterion.stages, *net.stages)"}
 
 
 TRAINER = """\

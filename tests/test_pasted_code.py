@@ -17,7 +17,8 @@ import torch
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.code import code_for, read_before_bound
-from oom_magic.explain.remedies.own_code.loops import evaluations_without_gradients, own_names
+from oom_magic.explain.remedies.own_code.loops import evaluations_without_gradients
+from oom_magic.explain.remedies.own_code.models import own_names
 
 HERE = Path(__file__).parent / "gpu"
 SCALAR = 512  # bytes of its block: a name that holds the loss, or the divided one, may be alive at the peak or not

@@ -222,6 +222,17 @@ def generates():
         cache = torch.cat([cache, following])
 
 
+def queues():
+    """A queue that each step compares with, whose similarities take most: 4.5 of its own bytes in all."""
+    net, queue = torch.nn.Linear(64, 64).cuda(), torch.zeros(1024, 64, device="cuda")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    while True:
+        keys = net(torch.rand(1024, 64, device="cuda"))
+        (keys @ queue.t()).logsumexp(1).mean().backward()
+        optimizer.step()
+        queue = torch.cat([queue, keys.detach()])
+
+
 def keeps_numbers_and_host_tensors():
     model, losses, outputs = network(), [], []
     while len(losses) < 1000:
@@ -408,6 +419,18 @@ def test_what_each_turn_reads_again_is_no_leak_as_in_generation():
     report = session.run(generates)
     diagnosis = Explainer(lang="en", report=report, locate=FakeGPUMemory(session).storage).diagnose(session.exception)
     assert diagnosis.growth.is_inherent and diagnosis.cause is not Cause.LEAK_OR_RETAINED_REFERENCE
+
+
+@pytest.mark.parametrize(("rows", "is_cause"), [(1024, True), (16384, False), (0, False)])
+def test_a_queue_with_a_multiple_of_its_first_rows_is_the_cause_whatever_its_share(rows, is_cause):
+    session = DrySession("RTX 3060", memory=300 * MIB + session_context(), stop_after_steps=None, has_bar=False)
+    session.run(queues)
+    found = {"locate": FakeGPUMemory(session).storage, "find_rows": lambda _: rows}
+    diagnosis = Explainer(lang="en", **found).diagnose(session.exception)
+    assert (diagnosis.cause is Cause.LEAK_OR_RETAINED_REFERENCE) is is_cause
+    if is_cause:
+        assert diagnosis.growth.fixed == "queue = torch.cat([queue, keys.detach()])[-1024:]"
+        assert diagnosis.growth.num_bytes < 0.1 * diagnosis.main_failure.pytorch_bytes
 
 
 @pytest.mark.parametrize("function", [recurs_within_a_turn, compares_all_states, sums_losses_of_a_recurrence])

@@ -12,7 +12,8 @@ from versions import needs_fsdp2, needs_what_graphs_saved
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.code import code_for
-from oom_magic.explain.remedies.own_code.loops import frozen_without_gradients, own_names
+from oom_magic.explain.remedies.own_code.loops import frozen_without_gradients
+from oom_magic.explain.remedies.own_code.models import own_names
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Variation
 from oom_magic.predict.what_if import placement_changes
 from oom_magic.predict.what_if.change import Change

@@ -32,7 +32,7 @@ from oom_magic.explain.evidence.tensors import (
     preset_dims,
     run_in_text,
 )
-from oom_magic.explain.live.growth import find_growing_containers, with_newest
+from oom_magic.explain.live.growth import find_growing_containers
 from oom_magic.explain.live.holders import data_sets_on_device, earlier_bytes, find_holders
 from oom_magic.explain.live.later_backward import calls_are_of_one_graph
 from oom_magic.explain.live.location import UNKNOWN_LOCATION, FailureLocation, locate_failure
@@ -187,7 +187,7 @@ class Explainer:
         holders, evidence = find_holders(self.released, self.report, main, error, self.names)
         if main is None or not main.is_oom:
             return _Findings(holders=holders, about_holders=evidence)
-        growth = with_newest(find_growing_containers(error, self.names, self.locate, main), self.find_rows)
+        growth = find_growing_containers(error, self.names, self.locate, main, self.find_rows)
         models = preset_dims()
         run = {**run_in_text(reading.text, models), **_training_method(clues)} if self.setup is None else {}
         location = locate_failure(error, self.report, main, clues.phase, self.names)

@@ -109,6 +109,8 @@ _COMMENTS: Sentences = {
     "outside": "outside the block",
     "scaled": "outside the block; scale it with torch.amp.GradScaler",
     "forward": "in the model's forward",
+    "made_in": "in {name}, after the line that makes {model}:",
+    "made": "after the line that makes {model}:",
     "function": "in {name}:",
     "accumulates": "step the optimizer every {number} batches and divide each loss by that number",
     "fused": "or fused=True",

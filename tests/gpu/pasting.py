@@ -26,6 +26,8 @@ from oom_magic.predict.silence import silenced
 
 # Code over what it stands for: one statement, or those from one to another.
 _PAIR = re.compile(r"((?:(?!#).+\n)+)# instead of (.+?)(?: \.\.\. (.+))?\n")
+# Where code belongs whose model is made by a function, or by the cell itself.
+_PLACE = re.compile(r"# (?:in (\w+), )?after the line that makes (\w+):\n")
 # What is written behind the making of model and optimizer: the price is of both made anew.
 LOADED_SO = frozenset({"lora", "qlora", "half_weights"})
 
@@ -33,6 +35,10 @@ LOADED_SO = frozenset({"lora", "qlora", "half_weights"})
 def pasted(cells: list[str], code: str) -> list[str]:
     """The cells with the statements of ``code`` in place of those that do the same, or in the last cell, behind what they use."""
     trees = [ast.parse(cell) for cell in cells]
+    place = _PLACE.search(code)
+    if place:
+        _put_after(trees, *place.groups(), ast.parse(code).body)
+        return [ast.unparse(ast.fix_missing_locations(tree)) for tree in trees]
     pairs = _PAIR.findall(f"{code}\n")
     if pairs and all(_exchanged(trees, first, last, new) for new, first, last in pairs):
         return [ast.unparse(ast.fix_missing_locations(tree)) for tree in trees]
@@ -50,6 +56,14 @@ def pasted(cells: list[str], code: str) -> list[str]:
         at = max((at + 1 for at, one in enumerate(work) if used & _made(one)), default=0)
         work.insert(at, statement)
     return [ast.unparse(ast.fix_missing_locations(tree)) for tree in trees]
+
+
+def _put_after(trees: list[ast.Module], function: str | None, model: str, code: list[ast.stmt]) -> None:
+    """Put ``code`` behind the first statement of a function, or of a cell, that makes ``model``."""
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.FunctionDef))]
+    bodies = [node.body for node in nodes if function is None or getattr(node, "name", "") == function]
+    body, at = next((body, at) for body in bodies for at, one in enumerate(body) if model in _made(one))
+    body[at + 1 : at + 1] = code
 
 
 def _exchanged(trees: list[ast.Module], first: str, last: str, code: str) -> bool:

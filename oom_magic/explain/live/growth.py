@@ -35,6 +35,8 @@ _ADDING = ("append", "extend", "add", "insert", "appendleft")
 _JOINING = ("cat", "concat", "concatenate", "stack", "vstack", "hstack")
 BODIES = ("body", "orelse", "finalbody")
 _NOTEWORTHY_SHARE = 0.05
+# A queue of so many times its first rows is no longer what the run began with, whatever its share of the memory.
+_MANY_TIMES = 2
 _Run = tuple[
     ast.stmt, ast.stmt, str, Mapping[str, Any]
 ]  # a statement, what it is in, its file, the names that it finds
@@ -53,7 +55,8 @@ class Growth:
     that way: fixed alone, the other would keep the graphs, and what is collected together is compared later, so all of
     it goes to the host or none. ``reads`` are the lines of the loop that read what is kept on the host, each with what
     moves it back to the device. ``run`` are the statements that ``fixed`` stands for, where those are more than
-    ``code``: then ``turn`` is the backward of each turn in it.
+    ``code``: then ``turn`` is the backward of each turn in it. ``num_rows`` has what is joined, ``times`` as
+    many as when the cell began; 0 where that is not known.
     """
 
     name: str
@@ -72,6 +75,13 @@ class Growth:
     reads: tuple[tuple[str, str], ...] = ()
     run: str = ""
     turn: str = ""
+    num_rows: int = 0
+    times: float = 0
+
+    @property
+    def is_larger_queue(self) -> bool:
+        """Whether it is a queue with a multiple of the rows that the cell began with, and so what is made from it."""
+        return self.remedy == "keep_newest" and self.times >= _MANY_TIMES
 
     @property
     def fixes(self) -> Mapping[str, str]:
@@ -91,15 +101,21 @@ class Growth:
 
 
 def find_growing_containers(
-    error: BaseException | None, names: Mapping[str, Any] | None, locate: Locate | None, failure: Failure
+    error: BaseException | None,
+    names: Mapping[str, Any] | None,
+    locate: Locate | None,
+    failure: Failure,
+    find_rows: Callable[[str], int] = lambda _: 0,
 ) -> Growth | None:
-    """The largest of ``growths`` that is worth a sentence: a noteworthy share of what PyTorch held."""
+    """The largest of ``growths`` that is worth a sentence: a noteworthy share of what PyTorch held, or a queue that has
+    a multiple of the rows that ``find_rows`` finds it had when the cell began, and keeps so many from now on."""
     if error is None or error.__traceback__ is None or "torch" not in sys.modules:
         return None
     try:
-        found = growths(error, dict(names or {}), locate or _on_accelerators())
+        grown = growths(error, dict(names or {}), locate or _on_accelerators())
+        found = [_with_newest(one, find_rows) for one in grown]
         least = _NOTEWORTHY_SHARE * (failure.pytorch_bytes or 0)
-        largest = next((one for one in found if one.num_bytes > least), None)
+        largest = next((one for one in found if one.num_bytes > least or one.is_larger_queue), None)
         if largest is None:
             return _in_comprehension(error, names or {})
         return replace(largest, beside=_beside(largest, found))
@@ -185,10 +201,12 @@ def _of_one_step(
     return _by_turns(growth, turns)
 
 
-def with_newest(growth: Growth | None, find_rows: Callable[[str], int]) -> Growth | None:
+def _with_newest(growth: Growth, find_rows: Callable[[str], int]) -> Growth:
     """The growth of a queue with the line that keeps as many rows as it had when the cell began, where it had some."""
-    rows = find_rows(growth.name) if growth is not None and growth.remedy == "keep_newest" else 0
-    return replace(growth, fixed=newest_of(growth.code, growth.name, rows)) if growth is not None and rows else growth
+    rows = find_rows(growth.name) if growth.remedy == "keep_newest" else 0
+    if not rows:
+        return growth
+    return replace(growth, fixed=newest_of(growth.code, growth.name, rows), times=growth.num_rows / rows)
 
 
 def _by_turns(growth: Growth, turns: InTurns) -> Growth:
@@ -296,6 +314,7 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
         fixed=fixed,
         remedy=remedy,
         are_entries=not holder.num_tensors,
+        num_rows=value.shape[0] if is_tensor(value) and value.ndim else 0,
     )
     return _joined(growth, statement, loop) if growth.is_joined else growth
 

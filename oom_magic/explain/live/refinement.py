@@ -83,7 +83,8 @@ def _filled(judgement: Judgement, cause: Cause, category: str, num_bytes: int, a
 
 
 def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failure | None) -> Judgement:
-    """The judgement with what grew in the loop; the cause, if that is a good part of what PyTorch held.
+    """The judgement with what grew in the loop; the cause, if that is a good part of what PyTorch held, or a queue
+    that training reads and that has a multiple of its first rows: what is computed from it has grown as often.
 
     An evaluation that fails in its first iterations needs too much because of the graph, whatever it collects. Losses
     of parts of a step are no leak, but make the step as large as all parts together.
@@ -111,7 +112,7 @@ def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failu
     is_evaluation = any(one.key == "phase_evaluation" for one in judgement.evidence)
     is_for_no_grad = is_evaluation and growth.has_graph and growth.num_tensors < _MANY_TURNS
     is_much = growth.num_bytes >= LEAST_SHARE * held_bytes or (growth.is_of_one_step and not growth.num_bytes)
-    is_cause = is_much and not growth.is_inherent and not is_for_no_grad
+    is_cause = (is_much or growth.is_larger_queue) and not growth.is_inherent and not is_for_no_grad
     if judgement.confidence is Confidence.CERTAIN or not is_cause:
         return replace(judgement, evidence=(*judgement.evidence, *evidence))
     cause = Cause.ACTIVATIONS if growth.is_of_one_step else Cause.LEAK_OR_RETAINED_REFERENCE
@@ -129,11 +130,12 @@ def _by_the_turn(growth: Growth) -> tuple[Evidence, ...]:
 def refine_with_call(
     judgement: Judgement, phase: str | None, holders: Sequence[Holder], failure: Failure | None
 ) -> Judgement:
-    """An open judgement, refined by the activations of the failed call."""
+    """A judgement that names no cause, or none that more than the words speak for, refined by the activations of the
+    failed call."""
     allocated = 0 if failure is None else failure.allocated_bytes or 0
     own = sum(one.num_bytes for one in holders if one.kind == "own_frames")
-    is_open = judgement.cause is Cause.UNKNOWN and phase in ("forward", "loss", "backward")
-    if not is_open or 2 * own < allocated or not own:
+    is_open = judgement.cause is Cause.UNKNOWN or judgement.confidence is Confidence.OPEN
+    if not is_open or phase not in ("forward", "loss", "backward") or 2 * own < allocated or not own:
         return judgement
     evidence = Evidence("alive_in_call", {"own_bytes": own, "allocated_bytes": allocated})
     return Judgement(Cause.ACTIVATIONS, (*judgement.without_doubts, evidence), Confidence.LIKELY)

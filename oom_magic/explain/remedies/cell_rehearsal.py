@@ -18,7 +18,8 @@ from oom_magic.explain.live.growth import Growth
 from oom_magic.explain.live.mending import is_in, mended
 from oom_magic.explain.remedies.code import IN_A_LOOP, lacks_names
 from oom_magic.explain.remedies.own_code.dtype import in_single_precision, single_precision
-from oom_magic.explain.remedies.own_code.loops import frozen_without_gradients, own_arguments, own_code, own_names
+from oom_magic.explain.remedies.own_code.loops import frozen_without_gradients, own_arguments, own_code
+from oom_magic.explain.remedies.own_code.models import MadeInside, own_names
 from oom_magic.explain.remedies.own_code.placement import layers_moved, own_placement
 from oom_magic.explain.remedies.own_code.writing import CodeWriter, chains_in
 from oom_magic.explain.remedies.rehearsal import (
@@ -107,6 +108,7 @@ class CellRehearsal:
         self._num_steps: StopAfter = STEPS
         self.parameters: dict[str, SizeParameter | None] = {}
         self._survey: Survey | None = None
+        self._made_inside = MadeInside()
         self._fullest: ModelCall | None = None
         self._beside: list[ModelCall] = []  # the calls of its step that keep a graph
         self._later: ModelCall | None = None  # of the evaluation that took most in the last ``run_on``
@@ -120,7 +122,8 @@ class CellRehearsal:
         """Execute the unchanged cell on a pretend card; all variations are followed equally far."""
         from oom_magic.predict.what_if.survey import Survey
 
-        self._survey = Survey(changes)
+        self._made_inside = MadeInside()
+        self._survey = Survey(changes, self._made_inside.note)
         report, training = self._execute((self._survey,), {}, enough_bytes=enough_bytes)
         if self._num_steps != "alike":
             num_steps = report.timeline.num_steps()
@@ -317,8 +320,9 @@ class CellRehearsal:
 
     @property
     def names(self) -> Mapping[str, str]:
-        """The names found in the cell."""
-        return own_names(self._tree, self._names)
+        """The names found in the cell; else, of models that it makes inside and that are gone, what was noted."""
+        found = own_names(self._tree, self._names)
+        return found if {"model", "recomputed"} & found.keys() else {**found, **self._made_inside.names}
 
     def own_code(self, key: str, values: Mapping[str, Any], /) -> str | None:
         """The cell's statements with the remedy; for a size, the statement that sets it."""

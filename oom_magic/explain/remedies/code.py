@@ -65,7 +65,7 @@ language_model.loss_function = loss_in_chunks""",
     "checkpointing_blocks": """\
 from functools import partial
 from torch.utils.checkpoint import checkpoint
-for block in {layers}:
+for block in {recomputed}:
     block.forward = partial(
         checkpoint, block.forward, use_reentrant=False)""",
     "compile": "{model}.compile()   # before the first step",
@@ -291,9 +291,11 @@ _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 # Default names, where the user's are not known.
 _NAMES = {
     "model": "model", "loader": "AutoModelForCausalLM", "source": "name", "layers": "model.model.layers",
-    "blocks": "blocks", "switch": "gradient_checkpointing", "options": "", "half": "HALF", "twice": "TWICE",
+    "recomputed": "model.model.layers", "blocks": "blocks", "switch": "gradient_checkpointing", "options": "",
+    "half": "HALF", "twice": "TWICE",
     "sizes": "HALF, TWICE: half and twice the current values",
 }  # fmt: skip
+_PARTS = ("layers", "language_model", "recomputed")  # of a model
 _SCALER = "; scale it with torch.amp.GradScaler"
 
 # The variable that sets up the allocator, where it is not CUDA's.
@@ -312,14 +314,21 @@ def for_backend(code: str, backend: str | None) -> str:
 def lacks_names(key: str, names: Mapping[str, str]) -> bool:
     """Whether the code for a remedy refers to a model, or to a part of a known one, that ``names`` do not have."""
     template = _PLAIN.get(key, "")
-    parts = [name for name in ("layers", "language_model") if f"{{{name}}}" in template]
-    of_model = parts or any(word in template for word in ("{model}", "{inner}", "{switched}"))
-    lacks_part = "inner" in names and any(name not in names for name in parts)
-    return bool(of_model) and ("model" not in names or lacks_part)
+    parts = [name for name in _PARTS if f"{{{name}}}" in template]
+    if parts and all(name in names for name in parts):
+        return False
+    return _is_of_model(template) and ("model" not in names or ("inner" in names and bool(parts)))
+
+
+def _is_of_model(template: str) -> bool:
+    return any(f"{{{name}}}" in template for name in (*_PARTS, "model", "inner", "switched"))
 
 
 def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]:
-    """(code, its language) for a remedy; ("", "python") where there is nothing to paste."""
+    """(code, its language) for a remedy; ("", "python") where there is nothing to paste.
+
+    Code for a model that a function or script makes is told where it belongs.
+    """
     if key in _SHELL:
         return _SHELL[key].replace("{tool}", str(values.get("tool", "nvidia-smi"))), "shell"
     template = STYLES[style].get(key, _PLAIN.get(key, ""))
@@ -335,6 +344,9 @@ def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]
         alpha=2 * int(values.get("rank", 0)),
         scaler=_SCALER if dtype == "fp16" else "",
     )
+    if "made" in names and _is_of_model(template):
+        place = f"in {names['function']}, " if names["function"] else ""
+        filled = f"# {place}after the line that makes {names['made']}:\n{filled}"
     return filled, "python"
 
 

@@ -285,7 +285,7 @@ class RemedyEvaluator:
         except NotEvaluatedError as error:
             if candidate.alone is not None:
                 yield from self._evaluated(candidate.alone, is_wanted)
-            elif error.applies:
+            elif error.applies and (candidate.variation.sizes or not error.is_of_code):  # what raises is no remedy
                 yield replace(remedy, note=error.reason)
             return
         variant = next((change.variant for change in candidate.variation.changes), "")

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from oom_magic.predict.what_if.change import Change
     from oom_magic.predict.what_if.survey import Survey
 
+# What PyTorch and Python raise for types and shapes that do not go together; of what a dry run cannot follow there are
+# classes of its own.
+_OF_CODE = (RuntimeError, TypeError, ValueError, IndexError)
 STEPS = 2  # the first makes the optimizer's state, the second is like all others
 # The settings of a dry run for which only the memory it takes matters.
 UNLIMITED: Mapping[str, Any] = {"is_lasting": False, "is_limited": False, "has_bar": False, "places": False}
@@ -45,12 +48,16 @@ class Variation:
 
 
 class NotEvaluatedError(Exception):
-    """The reason why a variation cannot be rehearsed; ``applies`` is False where it would change nothing."""
+    """The reason why a variation cannot be rehearsed; ``applies`` is False where it would change nothing.
 
-    def __init__(self, reason: Evidence, applies: bool = True) -> None:
+    ``is_of_code``: the user's code, or PyTorch for it, raised.
+    """
+
+    def __init__(self, reason: Evidence, applies: bool = True, is_of_code: bool = False) -> None:
         super().__init__(reason.key)
         self.reason = reason
         self.applies = applies
+        self.is_of_code = is_of_code
 
 
 class MissingNameError(NotEvaluatedError):
@@ -256,7 +263,7 @@ def rehearse(run: Callable[[], MemoryReport]) -> MemoryReport:
     except NameError as error:
         raise MissingNameError(_failed(error), error.name or "") from None
     except Exception as error:
-        raise NotEvaluatedError(_failed(error)) from None
+        raise NotEvaluatedError(_failed(error), is_of_code=type(error) in _OF_CODE) from None
 
 
 def _failed(error: Exception) -> Evidence:

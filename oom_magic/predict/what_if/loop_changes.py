@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from oom_magic.predict.isolation.patching import Patches, all_patched
-from oom_magic.predict.what_if.change import Change
+from oom_magic.predict.what_if.change import Change, InapplicableError
 
 
 class ReleasedGradients(Change):
@@ -216,6 +216,16 @@ class ShorterInputs(Change):
         return tuple(self._cut(value, length) for value in args), {
             name: self._cut(value, length) for name, value in kwargs.items()
         }
+
+    @contextmanager
+    def around_call(self, model: torch.nn.Module) -> Iterator[None]:
+        """A model that raises takes inputs of one size only, as one with learnt positions does."""
+        try:
+            yield
+        except RuntimeError:
+            if any(True for _ in model.parameters()):  # not a loss, whose other input may be longer
+                raise InapplicableError("one_size") from None
+            raise
 
     def _cut(self, value: Any, length: int) -> Any:
         if not isinstance(value, torch.Tensor) or value.dim() <= self.dimension:

@@ -19,14 +19,14 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ActivationCheckpointing(Change):
-    """Recompute each block's activations in the backward: by Hugging Face's switch, else in the longest list."""
+    """Recompute each block's activations in the backward: by Hugging Face's switch, else of ``paths_recomputed``."""
 
     def check(self, model: torch.nn.Module) -> None:
-        """Needs Hugging Face's switch, turned off, or a list of blocks of one class."""
+        """Needs Hugging Face's switch, turned off, or blocks."""
         switch = _checkpointing_switch(model)
-        if switch is None:
-            repeated_blocks(model)
-        elif any(getattr(module, "gradient_checkpointing", False) for module in switch.modules()):
+        if switch is None and not paths_recomputed(model):
+            raise InapplicableError("no_blocks")
+        if switch is not None and any(getattr(module, "gradient_checkpointing", False) for module in switch.modules()):
             raise InapplicableError("checkpointing_already")
 
     def prepare(self, model: torch.nn.Module) -> None:
@@ -36,7 +36,7 @@ class ActivationCheckpointing(Change):
         if switch is not None:
             switch.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             return
-        for block in repeated_blocks(model):
+        for block in map(model.get_submodule, paths_recomputed(model)):
             vars(block)["forward"] = _recomputed(block.forward)
 
 
@@ -71,6 +71,29 @@ def path_of_blocks(model: torch.nn.Module) -> str | None:
     return max(sizes, key=lambda path: sizes[path], default=None)
 
 
+def paths_recomputed(model: torch.nn.Module) -> list[str]:
+    """The paths of the blocks to recompute: those of the longest list of modules of one class, else the most that one
+    module has as parts which have parts themselves; a single operator's result would be kept all the same."""
+    path = path_of_blocks(model)
+    if path is not None:
+        return [_joined(path, name) for name, _ in model.get_submodule(path).named_children()]
+    groups = (
+        [_joined(path, name) for name, part in module.named_children() if _is_composite(part)]
+        for path, module in model.named_modules()
+    )
+    most = max(groups, key=len)
+    return most if len(most) > 1 else []
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _is_composite(module: torch.nn.Module) -> bool:
+    """Whether it has parts and can be called, as a list cannot."""
+    return any(True for _ in module.children()) and type(module).forward is not torch.nn.Module.forward
+
+
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
@@ -81,8 +104,11 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
 class MixedPrecision(Change):
     """``torch.autocast("cuda", dtype)`` around the model's forward; ``dtype`` is "bf16" or "fp16".
 
-    ``with_loss``: what follows with gradients, up to the backward, is under it as well.
+    ``with_loss``: what follows with gradients, up to the backward, is under it as well; where a run ``trains``, which a
+    survey tells, calls without gradients then stay as they are, for they stand elsewhere.
     """
+
+    trains = False
 
     def __init__(self, dtype: str, with_loss: bool = False) -> None:
         self.dtype = DTYPES[dtype]
@@ -98,7 +124,7 @@ class MixedPrecision(Change):
     def around_call(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """``torch.autocast``, which may last until the backward."""
         if not (self._with_loss and torch.is_grad_enabled()):
-            return torch.autocast("cuda", self.dtype)
+            return nullcontext() if self._with_loss and self.trains else torch.autocast("cuda", self.dtype)
         if not self._is_on:
             self._open.enter_context(torch.autocast("cuda", self.dtype))
             self._is_on = True

@@ -20,7 +20,7 @@ from oom_magic.predict.what_if.loop_changes import (
     around_evaluations,
     has_outputs,
 )
-from oom_magic.predict.what_if.model_changes import NoGradients
+from oom_magic.predict.what_if.model_changes import MixedPrecision, NoGradients
 
 
 class Survey(Change):
@@ -32,7 +32,9 @@ class Survey(Change):
     (two calls may share one). ``compares_samples``: a loss has a product of all samples of a batch with each other.
     """
 
-    def __init__(self, changes: Iterable[Change]) -> None:
+    def __init__(self, changes: Iterable[Change], note: Callable[[torch.nn.Module], None] = lambda _: None) -> None:
+        """``note`` is called with each outermost module before it runs for the first time."""
+        self._note = note
         self._errors: dict[Change, InapplicableError | None] = {}
         self.keeps_gradients = False
         self.keeps_outputs = False
@@ -80,6 +82,7 @@ class Survey(Change):
     def prepare(self, model: torch.nn.Module) -> None:
         """Ask each change whether it applies to this model."""
         self._num_models += 1
+        self._note(model)
         for change in self._changes:
             self._ask(change, model)
 
@@ -128,6 +131,8 @@ class Survey(Change):
             for change in self._changes:
                 if isinstance(change, NoGradients):
                     change.num_training_calls = self._num_training_calls
+                elif isinstance(change, MixedPrecision):
+                    change.trains = self._has_stepped or self.has_walked_back
 
     def _evaluating(self, trainer: Any, loop: Callable[[], Any]) -> Any:
         self.gathers_on_device |= trainer.args.eval_accumulation_steps is None

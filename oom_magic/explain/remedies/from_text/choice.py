@@ -347,7 +347,8 @@ def remedies_of_run(diagnosis: Diagnosis, elsewhere: tuple[str, ...] | None, *, 
         keys = tuple(key for key in keys if key not in _OF_TRAINING) or keys
     if _may_be_shared(diagnosis):
         keys = (*keys, "check_processes")
-    if NO_LANGUAGE_MODEL.search(diagnosis.code) or (is_text and not is_of_tokens(diagnosis)):
+    is_another = not (is_of_tokens(diagnosis) if is_text else names_tokens(diagnosis))
+    if NO_LANGUAGE_MODEL.search(diagnosis.code) or is_another:
         others = tuple(key for key in keys if key not in _OF_LANGUAGE_MODELS)
         keys = (*others, "smaller_input") if diagnosis.cause in INPUT_CAUSES else others or keys
     if "lacks_checkpointing" in diagnosis.told and diagnosis.cause in INPUT_CAUSES and is_text:

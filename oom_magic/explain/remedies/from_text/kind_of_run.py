@@ -15,6 +15,8 @@ _TOLD_OF_TRAINING = {"trains", "training_fits", "adam_costs"}
 _TRAINERS = {"transformers Trainer", "deepspeed", "FSDP", "Lightning"}
 _OF_TRANSFORMERS = ("transformers Trainer", "PEFT", "vLLM", "bitsandbytes", "deepspeed", "FSDP")
 _OF_RANKS = {"deepspeed", "FSDP"}
+# What a run at hand requested, where that shows nothing of its model.
+_OF_ANY_MODEL = ("result", "copy", "gradient", "optimizer_state", "concatenation", "parameter")
 CUDA_IN_CODE = ("cuda", "hip")  # ROCm builds of PyTorch say "cuda", too
 _DESCRIBED = {"trains", "infers", "evaluates"}
 _STYLES = {"transformers Trainer": "trainer", "accelerate": "accelerate", "deepspeed": "accelerate"}
@@ -59,7 +61,7 @@ def names_tokens(diagnosis: Diagnosis) -> bool:
     """Whether something shows that the model is one of tokens."""
     if "of_latents" in diagnosis.told:
         return False
-    is_set_up = diagnosis.setup_phrases or diagnosis.tensors
+    is_set_up = diagnosis.setup_phrases or any(one.name not in _OF_ANY_MODEL for one in diagnosis.tensors)
     return bool(is_set_up or "attends" in diagnosis.told or set(_OF_TRANSFORMERS) & set(diagnosis.frameworks))
 
 

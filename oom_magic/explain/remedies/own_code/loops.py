@@ -11,88 +11,9 @@ from typing import Any, TypeGuard, TypeVar
 from oom_magic.explain.live.called import called_in, object_of
 from oom_magic.user_code import is_users_file
 
-_LOADS = ("from_pretrained", "from_config")
-_WRAPPERS = ("DistributedDataParallel", "DataParallel")
-_NO_MODELS = ("Tokenizer", "Config", "Processor", "FeatureExtractor")
-
-
-def own_names(tree: ast.Module, names: Mapping[str, Any]) -> Mapping[str, str]:
-    """Values for ``remedy_code``'s templates, found in a cell: ``loader`` loads ``source`` as ``model``.
-
-    Of ``names``, those that the cell sees, the one model that is no part of another tells ``inner``, what a wrapper for
-    several GPUs has inside, and the ``layers`` that it repeats.
-    """
-    return {**_of_the_model(tree, names), **_of_the_load(tree)}
-
-
-def _of_the_model(tree: ast.Module, names: Mapping[str, Any]) -> dict[str, str]:
-    used = dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
-    models = [name for name in used if is_module(names.get(name)) and any(True for _ in names[name].parameters())]
-    parts = {id(part) for name in models for part in names[name].modules() if part is not names[name]}
-    models = [name for name in models if id(names[name]) not in parts]
-    if len(models) != 1:
-        return {}
-    name, model = models[0], names[models[0]]
-    inner = name
-    if type(model).__name__ in _WRAPPERS:
-        inner, model = f"{name}.module", model.module
-    found = {"model": name, "inner": inner}
-    if type(model).__module__.startswith("transformers."):
-        found["loader"] = type(model).__name__
-    from oom_magic.predict.what_if.model_changes import path_of_blocks, path_of_head, path_of_switch  # loads torch
-
-    head = path_of_head(model)
-    if head is not None:
-        found["language_model"] = part_at(inner, head)
-
-    switched = None if hasattr(model, "gradient_checkpointing_enable") else path_of_switch(model)  # PEFT passes it on
-    if switched is not None:
-        found["switched"] = part_at(inner, switched)
-    if hasattr(type(model.get_submodule(switched or "")), "activation_checkpointing_enable"):
-        found["switch"] = "activation_checkpointing"  # transformers 5.23 and later: the old name warns
-    path = path_of_blocks(model)
-    if path is None:
-        return found
-    found["layers"] = part_at(inner, path)
-    if inner != name:  # for code that needs the model without its wrapper
-        found["bare_layers"] = part_at(name, path)
-    return found
-
-
-def part_at(name: str, path: str) -> str:
-    """The part of a module at a path, as an expression: "net" and "stages.1" become "net.stages[1]"."""
-    return name + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in path.split(".") if part)
-
-
-def _of_the_load(tree: ast.Module) -> dict[str, str]:
-    for target, call in _loads(tree):
-        found = {"loader": ast.unparse(call.func.value)}  # type: ignore[attr-defined]
-        if target:
-            found["model"] = target
-        if call.func.attr == "from_pretrained" and call.args:  # type: ignore[attr-defined]
-            found["source"] = ast.unparse(call.args[0]).replace("'", '"')
-            options = [ast.unparse(one) for one in call.keywords if one.arg not in ("device_map", "max_memory")]
-            if options:
-                found["options"] = "".join(f", {one}" for one in options)
-        return found
-    return {}
-
-
-def _loads(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """The calls that load a model, each with the name that the statement assigns."""
-    for statement in ast.walk(tree):
-        if not isinstance(statement, (ast.Assign, ast.Expr)):
-            continue
-        named = isinstance(statement, ast.Assign) and len(statement.targets) == 1
-        target = ast.unparse(statement.targets[0]) if named else ""  # type: ignore[union-attr]
-        for node in ast.walk(statement.value):
-            is_load = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _LOADS
-            if is_load and not ast.unparse(node.func.value).endswith(_NO_MODELS):  # type: ignore[attr-defined]
-                yield target, node  # type: ignore[misc]
-
-
 Code = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
-Node = TypeVar("Node", ast.stmt, ast.expr, ast.For, ast.Call)
+Block = ast.For | ast.FunctionDef
+Node = TypeVar("Node", ast.stmt, ast.expr, ast.For, ast.Call, Block)
 
 _UPDATES = ("step", "update", "unscale_", "zero_grad", "clip_grad_norm_", "clip_grad_value_")
 # The class that replaces the optimizer's, and the import that it needs.
@@ -111,6 +32,7 @@ _OPTIMIZER_NAMES = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Ada
 _TRAINER_ARGUMENTS = {"output_dir", "per_device_train_batch_size", "num_train_epochs"}  # SFTConfig, DPOConfig, ...
 _KEPT_OPTIONS = ("lr", "weight_decay")
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_MOST_BACKWARDS = 4  # of a turn, such as those of a generator and a discriminator
 _MOST_LINES = 60  # of a statement that is shown whole
 
 
@@ -123,15 +45,14 @@ def own_code(tree: Code, names: Mapping[str, Any], key: str, values: Mapping[str
         return _with_optimizer(tree, key)
     if key == "no_grad":
         return _without_gradients(tree) if isinstance(tree, ast.Module) else ""
-    found = _training_loop(tree)
+    is_mixed = key == "mixed_precision" and values.get("dtype") == "bf16"
+    found = _training_block(tree, most=_MOST_BACKWARDS if is_mixed else 1)
     if found is None:
         return ""
-    loop = copied(found)
+    block = copied(found)
     if key == "dropped_outputs":
-        return _with_outputs_dropped(loop)
-    if key == "mixed_precision" and values.get("dtype") == "bf16":
-        return _under_autocast(loop, names, _arguments_of(tree))
-    return ""
+        return _with_outputs_dropped(block)
+    return _under_autocast(block, names, {*_arguments_of(tree), *_trained_in(tree)}) if is_mixed else ""
 
 
 def own_arguments(tree: ast.Module, code: str) -> str:
@@ -220,6 +141,29 @@ def _training_loop(tree: ast.AST) -> ast.For | None:
     """The one loop that has a backward of its own."""
     loops = [loop for loop in ast.walk(tree) if isinstance(loop, ast.For) and len(list(backwards(loop.body))) == 1]
     return loops[0] if len(loops) == 1 else None
+
+
+def _training_block(tree: ast.AST, most: int = 1) -> Block | None:
+    """The one loop, or else the one function, such as a closure or a step, that has a backward of its own; where more
+    are allowed, with loops in it that have others, ``most`` in all."""
+    blocks = _blocks_of(tree)
+    found = [node for node in blocks if isinstance(node, ast.For)] or blocks
+    outer = found[0] if found else None  # the outermost, as ``ast.walk`` goes
+    inside = [] if outer is None else _blocks_of(outer)
+    number = sum(len(list(backwards(node.body))) for node in inside)
+    return outer if number <= most and all(node in inside for node in found) else None
+
+
+def _blocks_of(tree: ast.AST) -> list[Block]:
+    nodes = (node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.FunctionDef)))
+    return [node for node in nodes if any(True for _ in backwards(node.body))]
+
+
+def _trained_in(tree: ast.AST) -> set[str]:
+    """The names of models that code makes itself: those whose ``parameters()`` it asks for."""
+    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    owners = (one.value for one in calls if isinstance(one, ast.Attribute) and one.attr == "parameters")
+    return {one.id for one in owners if isinstance(one, ast.Name)}
 
 
 def accumulating(tree: ast.Module, number: int) -> ast.Module | None:
@@ -328,33 +272,47 @@ def _counter(loop: ast.For) -> str:
     return "number"
 
 
-def _under_autocast(loop: ast.For, names: Mapping[str, Any], given: Collection[str]) -> str:
-    """The loop with the model's call and the loss under autocast, and the backward outside."""
-    (backward,) = backwards(loop.body)
-    end = loop.body.index(backward)
-    made = enumerate(loop.body[: end + 1])
-    start = next((at for at, one in made if not is_update(one) and runs_model(one, names, given)), None)
+def _under_autocast(block: Block, names: Mapping[str, Any], given: Collection[str]) -> str:
+    """The loop or function with the models' calls and each loss under autocast, and the backwards outside."""
+    covered: list[bool | None] = []
+    for part in _blocks_of(block):
+        walked = [at for at, one in enumerate(part.body) if list(backwards([one])) or _blocks_of(one)]
+        for backward in reversed(list(backwards(part.body))):
+            first = max((at + 1 for at in walked if at < part.body.index(backward)), default=0)
+            covered.append(_cover(part.body, first, backward, names, given))
+    is_possible = None not in covered and any(covered)
+    return ast.unparse(ast.fix_missing_locations(block)) if is_possible else ""
+
+
+def _cover(
+    body: list[ast.stmt], first: int, backward: ast.Expr, names: Mapping[str, Any], given: Collection[str]
+) -> bool | None:
+    """Put what leads to a backward, from the first call of a model on, under autocast; False where there is no such
+    call behind ``first``, None where updates lie between."""
+    end = body.index(backward)
+    made = range(first, end + 1)
+    start = next((at for at in made if not is_update(body[at]) and runs_model(body[at], names, given)), None)
     if start is None:
-        return ""
+        return False
     # Gradients may be cleared right before the backward.
-    end = next((at for at in range(start, end) if all(map(is_update, loop.body[at:end]))), end)
-    covered = loop.body[start:end]
+    end = next((at for at in range(start, end) if all(map(is_update, body[at:end]))), end)
+    covered = body[start:end]
     if not covered:  # model(x).sum().backward()
         call = backward.value
         assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
         covered = [ast.Assign([ast.Name("loss")], call.func.value)]
         call.func.value = ast.Name("loss")
     if any(map(is_update, covered)):
-        return ""
+        return None
     context = ast.parse('with torch.autocast("cuda", dtype=torch.bfloat16):\n    pass').body[0]
     assert isinstance(context, ast.With)
     context.body = covered
-    loop.body[start:end] = [context]
-    return ast.unparse(ast.fix_missing_locations(loop))
+    body[start:end] = [context]
+    return True
 
 
-def _with_outputs_dropped(loop: ast.For) -> str:
-    """The loop with the model's outputs deleted before the backward; "" where they are used after the loss."""
+def _with_outputs_dropped(loop: Block) -> str:
+    """The loop or function with the outputs deleted before the backward; "" where they are used after the loss."""
     (backward,) = backwards(loop.body)
     uses = [node for node in ast.walk(loop) if isinstance(node, ast.Attribute) and node.attr == "loss"]
     names = [node for node in ast.walk(loop) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
@@ -406,7 +364,7 @@ def evaluations_without_gradients(tree: Code, models: set[str]) -> str:
 def frozen_without_gradients(tree: Code, names: Mapping[str, Any]) -> str:
     """The training loop with ``no_grad`` around the calls of models in evaluation mode, such as a teacher's; "" if it
     has none that stand alone and take nothing that a trained model made."""
-    found = _training_loop(tree)
+    found = _training_block(tree)
     if found is None:
         return ""
     loop, trained = copied(found), set[str]()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from oom_magic.explain.remedies.own_code.loops import part_at
+from oom_magic.explain.remedies.own_code.models import part_at
 
 _REPLICATES = ("DistributedDataParallel", "DDP")
 _SHARDS = ("fully_shard",)

@@ -1,0 +1,163 @@
+"""The models of the user's own code, by the names that they have there: for code to paste."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+from oom_magic.explain.remedies.own_code.loops import is_module
+from oom_magic.user_code import is_users_file
+
+_LOADS = ("from_pretrained", "from_config")
+_WRAPPERS = ("DistributedDataParallel", "DataParallel")
+_NO_MODELS = ("Tokenizer", "Config", "Processor", "FeatureExtractor")
+
+
+def own_names(tree: ast.Module, names: Mapping[str, Any]) -> Mapping[str, str]:
+    """Values for ``remedy_code``'s templates, found in a cell: ``loader`` loads ``source`` as ``model``.
+
+    Of ``names``, those that the cell sees, the one model that is no part of another tells ``inner``, what a wrapper for
+    several GPUs has inside, and the ``layers`` that it repeats; all of them tell the blocks to be ``recomputed``.
+    """
+    used = dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+    found = {name: one for each in used for name, one in _models_of(each, names.get(each)).items()}
+    models = {name: one for name, one in found.items() if any(True for _ in one.parameters())}
+    parts = {id(part) for one in models.values() for part in one.modules() if part is not one}
+    models = {name: one for name, one in models.items() if id(one) not in parts}
+    return {**_of_models(models), **_of_the_load(tree)}
+
+
+def _models_of(name: str, value: Any) -> dict[str, Any]:
+    """A model itself, or those that an object of the user's own class has as attributes."""
+    if is_module(value):
+        return {name: value}
+    home = sys.modules.get(type(value).__module__)
+    is_own = home is not None and not inspect.ismodule(value) and not inspect.isroutine(value)
+    if not is_own or not is_users_file(getattr(home, "__file__", None) or "<stdin>"):
+        return {}
+    return {f"{name}.{part}": one for part, one in getattr(value, "__dict__", {}).items() if is_module(one)}
+
+
+class MadeInside:
+    """The models that a function of the user's, or a script, makes and that are gone with it."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, dict[str, Mapping[str, str]]] = {}
+
+    def note(self, model: Any) -> None:
+        """Keep how ``model``, which is about to run for the first time, is called where it is made: in the outermost of
+        the user's frames that has it as a variable."""
+        frame: FrameType | None = sys._getframe(1)
+        found: tuple[str, str] | None = None
+        while frame is not None:
+            code = frame.f_code
+            if is_users_file(code.co_filename):
+                name = next((name for name, value in list(frame.f_locals.items()) if value is model), None)
+                found = found if name is None else ("" if code.co_name == "<module>" else code.co_name, name)
+            frame = frame.f_back
+        if found is not None:
+            self._found.setdefault(found[0], {})[found[1]] = _of_models({found[1]: model})
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The same values as of ``own_names``; ``made`` are the names of models that ``function`` makes."""
+        if len(self._found) != 1:
+            return {}
+        ((function, models),) = self._found.items()
+        made = {"function": function, "made": ", ".join(models)}
+        if len(models) == 1:
+            return {**made, **next(iter(models.values()))}
+        blocks = [f"*{one['recomputed']}" for one in models.values() if "recomputed" in one]
+        return made | ({"recomputed": f"({', '.join(blocks)})"} if blocks else {})
+
+
+def _of_models(models: Mapping[str, Any]) -> dict[str, str]:
+    """What is told of all models, and of the one, if it is one."""
+    return {**_recomputed(models), **(_of_the_model(*models.popitem()) if len(models) == 1 else {})}
+
+
+def _recomputed(models: Mapping[str, Any]) -> dict[str, str]:
+    """The blocks that checkpointing recomputes, of all models, as one expression."""
+    if not models:
+        return {}
+    from oom_magic.predict.what_if.model_changes import path_of_blocks, paths_recomputed  # loads torch
+
+    found = []
+    for name, model in models.items():
+        inner, bare = _unwrapped(name, model)
+        path = path_of_blocks(bare)
+        found += (
+            [f"*{part_at(inner, path)}"]
+            if path is not None
+            else [part_at(inner, one) for one in paths_recomputed(bare)]
+        )
+    if not found:
+        return {}
+    is_one_list = len(found) == 1 and found[0].startswith("*")
+    return {"recomputed": found[0][1:] if is_one_list else f"({', '.join(found)})"}
+
+
+def _unwrapped(name: str, model: Any) -> tuple[str, Any]:
+    """What a wrapper for several GPUs has inside, and how it is called; any other model itself."""
+    return (f"{name}.module", model.module) if type(model).__name__ in _WRAPPERS else (name, model)
+
+
+def _of_the_model(name: str, model: Any) -> dict[str, str]:
+    inner, model = _unwrapped(name, model)
+    found = {"model": name, "inner": inner}
+    if type(model).__module__.startswith("transformers."):
+        found["loader"] = type(model).__name__
+    from oom_magic.predict.what_if.model_changes import path_of_blocks, path_of_head, path_of_switch  # loads torch
+
+    head = path_of_head(model)
+    if head is not None:
+        found["language_model"] = part_at(inner, head)
+
+    switched = None if hasattr(model, "gradient_checkpointing_enable") else path_of_switch(model)  # PEFT passes it on
+    if switched is not None:
+        found["switched"] = part_at(inner, switched)
+    if hasattr(type(model.get_submodule(switched or "")), "activation_checkpointing_enable"):
+        found["switch"] = "activation_checkpointing"  # transformers 5.23 and later: the old name warns
+    path = path_of_blocks(model)
+    if path is None:
+        return found
+    found["layers"] = part_at(inner, path)
+    if inner != name:  # for code that needs the model without its wrapper
+        found["bare_layers"] = part_at(name, path)
+    return found
+
+
+def part_at(name: str, path: str) -> str:
+    """The part of a module at a path, as an expression: "net" and "stages.1" become "net.stages[1]"."""
+    return name + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in path.split(".") if part)
+
+
+def _of_the_load(tree: ast.Module) -> dict[str, str]:
+    for target, call in _loads(tree):
+        found = {"loader": ast.unparse(call.func.value)}  # type: ignore[attr-defined]
+        if target:
+            found["model"] = target
+        if call.func.attr == "from_pretrained" and call.args:  # type: ignore[attr-defined]
+            found["source"] = ast.unparse(call.args[0]).replace("'", '"')
+            options = [ast.unparse(one) for one in call.keywords if one.arg not in ("device_map", "max_memory")]
+            if options:
+                found["options"] = "".join(f", {one}" for one in options)
+        return found
+    return {}
+
+
+def _loads(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """The calls that load a model, each with the name that the statement assigns."""
+    for statement in ast.walk(tree):
+        if not isinstance(statement, (ast.Assign, ast.Expr)):
+            continue
+        named = isinstance(statement, ast.Assign) and len(statement.targets) == 1
+        target = ast.unparse(statement.targets[0]) if named else ""  # type: ignore[union-attr]
+        for node in ast.walk(statement.value):
+            is_load = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _LOADS
+            if is_load and not ast.unparse(node.func.value).endswith(_NO_MODELS):  # type: ignore[attr-defined]
+                yield target, node  # type: ignore[misc]
