@@ -98,6 +98,35 @@ def test_the_largest_microbatch_that_makes_up_the_batch():
     assert "combination" not in remedies
 
 
+def test_a_change_that_fits_but_for_the_pieces_is_advised_with_expandable_segments(monkeypatch):
+    class Pieces(Run):
+        """Checkpointing saves a little, and nothing else applies."""
+
+        def __init__(self):
+            super().__init__()
+            self.sizes = {}
+
+        def check(self, variation):
+            super().check(variation)
+            if {type(change).__name__ for change in variation.changes} != {"ActivationCheckpointing"}:
+                raise NotEvaluatedError(Evidence("reason_so_already"), applies=False)
+
+        def run(self, _variation):
+            return self._report(14)
+
+    peak = Pieces().run(None).peak_allocated_bytes
+    grown = minimum_device_bytes(
+        training_timeline(num_steps=2, scale=14), replace(predicted().settings, expandable_segments=True)
+    )
+    usable = (grown + need(14)) // 2
+    assert peak <= grown <= usable < need(14)
+    remedies = evaluated(Pieces(), usable)
+    (both,) = [one for one in remedies if one.key == "combination"]
+    assert both.fits and both.values["keys"] == ("checkpointing", "expandable_segments")
+    assert both.needed_bytes == grown and 'os.environ["PYTORCH_CUDA_ALLOC_CONF"]' in both.code
+    assert ranked(remedies)[0] is both
+
+
 @pytest.mark.parametrize(("usable", "reason"), [(need(32), "reason_compiling_is_slow"), (need(3), None)])
 def test_what_compiles_is_rehearsed_only_where_nothing_else_is_safe(usable, reason, monkeypatch):
     monkeypatch.setattr(compile_changes, "find_spec", lambda name: object())  # Triton may not be here

@@ -101,7 +101,8 @@ def _released_first(remedy: Remedy, left: Collection[str], emptied: str) -> Reme
     release = f"{emptied}\n{release}" if emptied else release
     is_there = RELEASE in remedy.code
     code = "\n".join(release if line == RELEASE else line for line in remedy.code.splitlines())
-    gap = "\n\n" if is_of_cell else "\n"  # what is run once stands apart from the line that goes into the loop
+    is_elsewhere = is_of_cell or code.startswith("# ")  # what is run once stands apart from what belongs elsewhere
+    gap = "\n\n" if is_elsewhere else "\n"
     return replace(remedy, code=code if is_there else f"{release}{gap}{code}")
 
 

@@ -280,7 +280,7 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
     """What a statement makes grow, if that holds tensors."""
     carried = _carried(statement, loop)
     grown = carried or _grown(statement)
-    value = NOTHING if grown is None else object_of(grown, names)
+    value: Any = NOTHING if grown is None else object_of(grown, names)
     if grown is None or value is NOTHING:
         return None
     from oom_magic.measure.history.frames import source_line

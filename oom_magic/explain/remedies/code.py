@@ -362,6 +362,13 @@ def read_before_bound(tree: ast.Module) -> set[str]:
     return read
 
 
+def in_a_notebook(code: str) -> str:
+    """The lines of a shell's code that are commented out as those of a notebook, as Python with their heading."""
+    lines = [line.removeprefix("#   ") for line in code.splitlines()]
+    at = next((at for at, line in enumerate(lines) if "notebook" in line), len(lines))
+    return "\n".join([*lines[at : at + 1], *(one for one in lines[at + 1 :] if one.startswith(("import ", "os.")))])
+
+
 def is_python(code: str) -> bool:
     """Whether a cell can contain it: Python, except for lines that call a magic."""
     try:

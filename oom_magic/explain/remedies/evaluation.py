@@ -17,7 +17,14 @@ from oom_magic.explain.remedies.fitting_sizes import divisors, largest_fitting, 
 from oom_magic.explain.remedies.own_code.loops import own_arguments
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Rehearsal, Variation
 from oom_magic.explain.remedies.remedy import Remedy, Situation, identity_of
-from oom_magic.explain.remedies.room import dropping, growing_segments, making_room, needed_bytes, other_hardware
+from oom_magic.explain.remedies.room import (
+    dropping,
+    growing_segments,
+    making_room,
+    needed_bytes,
+    other_hardware,
+    with_segments,
+)
 from oom_magic.explain.remedies.specs import STEP, RemedySpec, mends_growth, remedy_specs
 
 if TYPE_CHECKING:
@@ -58,6 +65,7 @@ class RemedyEvaluator:
         self._longest = 0.0
         self._tried: set[frozenset[str]] = set()  # combinations
         self._variations: dict[Any, Variation] = {}  # of evaluated remedies
+        self._in_pieces: list[tuple[Remedy, MemoryReport]] = []  # that fit but for the allocator's segments
         self._candidates = remedy_specs(situation)
         made = [change for one in self._candidates if one.variation for change in one.variation.changes]
         self._baseline = self._timed(lambda: rehearsal.begin(made, situation.usable_bytes))
@@ -211,6 +219,15 @@ class RemedyEvaluator:
         if not is_first and not has_leak:
             for remedy in self._segments:
                 yield from self._if_useful(remedy)
+        if not has_leak and not any(remedy.fits for _, remedy in found):
+            yield from self._with_segments()
+
+    def _with_segments(self) -> Iterator[Remedy]:
+        """The cheapest change that fits together with expandable segments."""
+        for remedy, report in sorted(self._in_pieces, key=lambda one: one[0].cost):
+            for both in with_segments(remedy, report, self.needed_bytes, self._situation):
+                yield both
+                return
 
     def _dropped(self) -> Iterator[tuple[RemedySpec, Remedy]]:
         """The run without memory that earlier cells hold needlessly."""
@@ -293,6 +310,8 @@ class RemedyEvaluator:
             remedy = self._with_code(remedy, f"{candidate.key}_{variant}", candidate.values)
         remedy = self._with_saving(remedy, report.peak_allocated_bytes, needed_bytes(report))
         self._variations[identity_of(remedy)] = candidate.variation
+        if not remedy.fits and report.peak_allocated_bytes <= self._situation.usable_bytes:
+            self._in_pieces.append((remedy, report))
         yield from iter((remedy,)) if is_wanted else self._if_useful(remedy)
 
     def _left_out(self, candidate: RemedySpec) -> Iterator[Remedy]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
-from oom_magic.explain.remedies.code import code_for
+from oom_magic.explain.remedies.code import code_for, in_a_notebook
 from oom_magic.explain.remedies.remedy import Remedy, Situation
 
 if TYPE_CHECKING:
@@ -59,6 +59,18 @@ def growing_segments(report: MemoryReport, needed: int, situation: Situation) ->
         peak = report.peak_allocated_bytes
         remedy = Remedy("expandable_segments", 5, "same", peak_allocated_bytes=peak, code=code, language=language)
         yield situation.judged(replace(remedy, saving_bytes=needed - now), now)
+
+
+def with_segments(remedy: Remedy, report: MemoryReport, needed: int, situation: Situation) -> Iterator[Remedy]:
+    """A remedy, whose run ``report`` is of, together with expandable segments, if both fit."""
+    for more in growing_segments(report, needed, situation):
+        if more.fits:
+            values = {**remedy.values, "keys": (remedy.key, more.key)}
+            code = f"{remedy.code}\n\n{in_a_notebook(more.code)}" if remedy.code else ""
+            both = replace(more, key="combination", cost=remedy.cost + more.cost, speed="combination", values=values)
+            batches = (remedy.global_batch_before, remedy.global_batch_after)
+            both = replace(both, global_batch_before=batches[0], global_batch_after=batches[1])
+            yield replace(both, code=code, language=remedy.language)
 
 
 def other_hardware(report: MemoryReport, needed: int, situation: Situation, is_alone: bool) -> Iterator[Remedy]:
