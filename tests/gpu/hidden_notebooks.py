@@ -139,3 +139,124 @@ with torch.no_grad():
     names("keep_on_host"),
     {"keep_on_host": put(CPU=".cpu()")},
 )
+
+NOTEBOOKS["narrow memory of keys"] = Notebook(
+    (
+        """import torch, torch.nn as nn, torch.nn.functional as F, copy
+class Enc(nn.Module):
+    def __init__(self, w=512, d=256):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(784, w), nn.ReLU(), nn.Linear(w, w), nn.ReLU(), nn.Linear(w, d))
+    def forward(self, x): return F.normalize(self.net(x), dim=1)
+query_encoder = Enc().cuda()
+key_encoder = copy.deepcopy(query_encoder).requires_grad_(False)
+memory = F.normalize(torch.randn(4096, 256, device="cuda"), dim=1)
+opt = torch.optim.AdamW(query_encoder.parameters(), lr=1e-3)
+""",
+        """
+for it in range(2000):
+    x = torch.rand(512, 784, device="cuda")
+    q = query_encoder(x)
+    with torch.no_grad():
+        for a, b in zip(query_encoder.parameters(), key_encoder.parameters()):
+            b.lerp_(a, 0.01)
+        k = key_encoder(x + 0.05 * torch.randn_like(x))
+    pos = (q * k).sum(1, keepdim=True)
+    neg = q @ memory.t()
+    logits = torch.cat([pos, neg], dim=1) / 0.2
+    loss = F.cross_entropy(logits, torch.zeros(512, dtype=torch.long, device="cuda"))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    memory = torch.cat([memory, k], dim=0){NEWEST}
+""",
+    ),
+    {"NEWEST": ""},
+    names("leak_or_retained_reference"),
+    names("keep_newest"),
+)
+
+NOTEBOOKS["style of a picture"] = Notebook(
+    (
+        """import torch, torch.nn as nn, torch.nn.functional as F
+class VGG(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers, c = [], 3
+        for v in [64, 64, "M", 128, 128, "M", 256, 256, 256, 256, "M", 512, 512, 512, 512, "M", 512]:
+            if v == "M":
+                layers.append(nn.MaxPool2d(2))
+            else:
+                layers += [nn.Conv2d(c, v, 3, padding=1), nn.ReLU(inplace=False)]; c = v
+        self.features = nn.Sequential(*layers)
+    def forward(self, x, taps=(0, 5, 10, 19, 28)):
+        out = []
+        for i, layer in enumerate(self.features):
+            x = layer(x)
+            if i in taps: out.append(x)
+        return out
+vgg = VGG().cuda().eval().requires_grad_(False)
+def gram(f):
+    b, c, h, w = f.shape
+    f = f.view(b, c, h * w)
+    return f @ f.transpose(1, 2) / (c * h * w)
+""",
+        """
+size = 768
+content = torch.rand(1, 3, size, size, device="cuda")
+style = torch.rand(1, 3, size, size, device="cuda")
+with torch.no_grad():
+    style_grams = [gram(f) for f in vgg(style)]
+    content_feats = [f.clone() for f in vgg(content)]
+img = content.clone().requires_grad_(True)
+optimizer = torch.optim.LBFGS([img], max_iter=1)
+for step in range(10):
+    def closure():
+        optimizer.zero_grad()
+        {AMP}:
+            feats = vgg(img)
+            s = sum(F.mse_loss(gram(f), g) for f, g in zip(feats, style_grams))
+            loss = 1e5 * s + F.mse_loss(feats[3], content_feats[3])
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+""",
+    ),
+    {"AMP": "if True"},
+    FILLED,
+    names("mixed_precision"),
+    {"mixed_precision": put(AMP='with torch.autocast("cuda", dtype=torch.bfloat16)')},
+)
+
+NOTEBOOKS["teacher and student"] = Notebook(
+    (
+        """import torch, torch.nn.functional as F
+from transformers import BertConfig, BertForSequenceClassification
+teacher = BertForSequenceClassification(BertConfig(hidden_size=512, num_hidden_layers=10, num_attention_heads=8, intermediate_size=2048, num_labels=5)).cuda()
+student = BertForSequenceClassification(BertConfig(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024, num_labels=5)).cuda()
+optimizer = torch.optim.AdamW(student.parameters(), lr=5e-5)
+""",
+        """
+T, alpha = 4.0, 0.5
+batch_size = 32
+teacher.eval()
+student.train()
+for step in range(4):
+    input_ids = torch.randint(0, 30522, (batch_size, 256), device="cuda")
+    labels = torch.randint(0, 5, (batch_size,), device="cuda")
+    {NG}:
+        t_logits = teacher(input_ids).logits
+    s_logits = student(input_ids).logits
+    kd = F.kl_div(F.log_softmax(s_logits / T, -1), F.softmax(t_logits / T, -1), reduction="batchmean") * T * T
+    loss = alpha * kd + (1 - alpha) * F.cross_entropy(s_logits, labels)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    ),
+    {"NG": "if True"},
+    FILLED,
+    names("no_grad"),
+    {"no_grad": put(NG="with torch.no_grad()")},
+    reads_values=True,
+)

@@ -77,7 +77,7 @@ class MadeInside:
 
 def _of_models(models: Mapping[str, Any]) -> dict[str, str]:
     """What is told of all models, and of the one, if it is one."""
-    return {**_recomputed(models), **(_of_the_model(*models.popitem()) if len(models) == 1 else {})}
+    return {**_recomputed(models), **(_of_the_model(*next(iter(models.items()))) if len(models) == 1 else {})}
 
 
 def _recomputed(models: Mapping[str, Any]) -> dict[str, str]:
