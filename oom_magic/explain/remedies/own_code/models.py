@@ -25,7 +25,9 @@ def own_names(tree: ast.Module, names: Mapping[str, Any]) -> Mapping[str, str]:
     """
     used = dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
     found = {name: one for each in used for name, one in _models_of(each, names.get(each)).items()}
-    models = {name: one for name, one in found.items() if any(True for _ in one.parameters())}
+    called = {id(found[name]): name for name in sorted(found, key=lambda one: "." not in one)}  # by a name of its own
+    models = {name: found[name] for name in found if name in called.values()}
+    models = {name: one for name, one in models.items() if any(True for _ in one.parameters())}
     parts = {id(part) for one in models.values() for part in one.modules() if part is not one}
     models = {name: one for name, one in models.items() if id(one) not in parts}
     return {**_of_models(models), **_of_the_load(tree)}
