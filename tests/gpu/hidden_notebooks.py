@@ -227,36 +227,3 @@ for step in range(10):
     names("mixed_precision"),
     {"mixed_precision": put(AMP='with torch.autocast("cuda", dtype=torch.bfloat16)')},
 )
-
-NOTEBOOKS["teacher and student"] = Notebook(
-    (
-        """import torch, torch.nn.functional as F
-from transformers import BertConfig, BertForSequenceClassification
-teacher = BertForSequenceClassification(BertConfig(hidden_size=512, num_hidden_layers=10, num_attention_heads=8, intermediate_size=2048, num_labels=5)).cuda()
-student = BertForSequenceClassification(BertConfig(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024, num_labels=5)).cuda()
-optimizer = torch.optim.AdamW(student.parameters(), lr=5e-5)
-""",
-        """
-T, alpha = 4.0, 0.5
-batch_size = 32
-teacher.eval()
-student.train()
-for step in range(4):
-    input_ids = torch.randint(0, 30522, (batch_size, 256), device="cuda")
-    labels = torch.randint(0, 5, (batch_size,), device="cuda")
-    {NG}:
-        t_logits = teacher(input_ids).logits
-    s_logits = student(input_ids).logits
-    kd = F.kl_div(F.log_softmax(s_logits / T, -1), F.softmax(t_logits / T, -1), reduction="batchmean") * T * T
-    loss = alpha * kd + (1 - alpha) * F.cross_entropy(s_logits, labels)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-""",
-    ),
-    {"NG": "if True"},
-    FILLED,
-    names("no_grad"),
-    {"no_grad": put(NG="with torch.no_grad()")},
-    reads_values=True,
-)
