@@ -282,7 +282,7 @@ _NUMBERS = (
         ),
         pytest.param(
             "I sort with cupy: MemoryError: out of memory allocating 8000000000 bytes, too large for one array",
-            ["smaller pieces"], ["free_all_blocks", "nvidia-smi", "close"], id="a pool's cache is no large array",
+            ["half as much"], ["free_all_blocks", "nvidia-smi", "close"], id="a pool's cache is no large array",
         ),
         pytest.param(
             "TensorRT 8, memory leak: GPU memory increases with each context.execute_v2(), 16 MB per call",
@@ -434,7 +434,7 @@ _NUMBERS = (
         ),
         pytest.param(
             "compute_features of jax arrays: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 3199993600 bytes.",
-            ["fewer, shorter or smaller"], ["backward", "smaller batch"], id="nothing is trained",
+            ["half as much"], ["backward", "smaller batch"], id="nothing is trained",
         ),
         pytest.param(
             "I train Yolo. VRAM usage is spiking when validation begins, causing an OOM at the end of the training run", ["maller"],

@@ -244,7 +244,7 @@ _OF_SCORES = (
         ),
         pytest.param(
             "PaddleOCR tools/train.py，batch_size设置为1时，也无法启动训练\nOut of memory error on GPU 0. Cannot allocate 128.000000MB memory on"
-            " GPU 0, 7.995605GB memory has been allocated and available memory is only 0.000000B.", ["one at a time"],
+            " GPU 0, 7.995605GB memory has been allocated and available memory is only 0.000000B.", ["rather"],
             ["batch: fewer", "fewer, shorter"], id="a batch of one in Chinese",
         ),
         pytest.param(
@@ -299,7 +299,7 @@ _OF_SCORES = (
         ),
         pytest.param(
             "Standalone Faster-Whisper running on: CUDA, --model=large-v2\nFile \"faster_whisper\\transcribe.py\", line 125, in init\n"
-            "RuntimeError: CUDA failed with error out of memory", ["model's files"], ["numel"], id="no code to count parameters in",
+            "RuntimeError: CUDA failed with error out of memory", ["size of the weights"], ["numel"], id="no code to count parameters in",
         ),
         pytest.param(
             "my training pod is OOMKilled after 2 epochs (exit code 137). resources.limits.memory: 32Gi\nclass MyData(Dataset):\n"
@@ -344,6 +344,39 @@ _OF_SCORES = (
             " 0 has a total capacity of 8.00 GiB of which 0 bytes is free. Of the allocated memory 18.02 GiB is allocated by"
             " PyTorch, and 612.00 MiB is reserved by PyTorch but unallocated.", ["fallback policy"], ["optimizer state in bf16"],
             id="weights of a program's own",
+        ),
+        pytest.param(
+            "#SBATCH --mem=16000\nslurmstepd: error: Detected 1 oom-kill event(s) in StepId=938.batch cgroup.",
+            [r"--mem=31G   # now 15\.625"], ["less at once"], id="Slurm counts in MiB",
+        ),
+        pytest.param(
+            "model.init fails: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 34359738368 bytes.\nBufferAssignment stats:\n"
+            "   parameter allocation:         0B\n   maybe_live_out allocation:    4.00GiB\n   preallocated temp allocation:   28.00GiB",
+            ["out_shardings"], ["less at once", "results of the computation"], id="JAX makes weights",
+        ),
+        pytest.param(
+            "vllm serve Qwen/Qwen3-32B --gpu-memory-utilization 0.72\nError in request: CUDA out of memory. Tried to allocate 3.74 GiB."
+            " GPU 0 has a total capacity of 139.81 GiB of which 3.68 GiB is free. Including non-PyTorch memory, this process has"
+            " 11.35 GiB memory in use. Process 174 has 124.75 GiB memory in use. Of the allocated memory 7.01 GiB is allocated by"
+            " PyTorch, and 3.98 GiB is reserved by PyTorch but unallocated.", ["whose the other process", "0.62"], ["kill <PID>"],
+            id="a server's own processes",
+        ),
+        pytest.param(
+            "4090 爆显存\nload StableDiffusion checkpoint: F:/sd-webui-aki-v4.4/models/Stable-diffusion/sd_xl_base_1.0.safetensors\n"
+            "number of trainable parameters: 2567463684\nuse 8-bit AdamW optimizer", ["38.26 GiB", "LoRA"], ["medvram", "tiles", "SGD none"],
+            id="a folder's name is no program",
+        ),
+        pytest.param(
+            "I use Open WebUI with ollama run dolphin-mixtral\nCUDA error: out of memory current device: 0, in function alloc\n"
+            "cudaMalloc((void **) &ptr, look_ahead_size)", ["num_gpu"], ["image", "tiles"], id="Open WebUI makes no pictures",
+        ),
+        pytest.param(
+            "It runs out of memory on my GPU after an update. I did not change resolution or frame count. --disable-pinned-memory fixes it,"
+            " ComfyUI", ["disable-pinned-memory"], ["lowvram", "smaller inputs do not help"], id="what did not change was not tried",
+        ),
+        pytest.param(
+            "My video workflow in ComfyUI gives OOM on a 4070TI 12GB", ["leaves the cause open"], ["If so", "tiles", "lowvram"],
+            id="a guess has no advice",
         ),
     ],
 )  # fmt: skip

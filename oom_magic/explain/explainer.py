@@ -74,6 +74,7 @@ _CAUSE_OF_TENSOR = {
 _NAME_OF_TENSOR = {"attention_scores": "attention_scores", "logits_or_loss": "logits", "kv_cache": "kv_cache"}
 _PROGRAMS_WITH_FUSED_ATTENTION = ("vllm", "sglang", "tgi", "exllama")  # whose attention stores no scores
 _WEIGHT_PHASES = ("saving", "loading", "optimizer_step")
+_OF_WEIGHTS = ("stated", "embedding_weight", "mlp_weight", "attention_weight", "all_parameters")
 _OTHER_TENSOR = re.compile(r"kv_?cache|cache_(?:shape|size)|\blora_\w+ ?= ?\w*\(?torch\.(?:zeros|empty)", re.I)
 _UNKNOWN_TENSOR = TensorAnswer()
 _NO_JUDGEMENT = Judgement(Cause.UNKNOWN, (Evidence("no_message"),), Confidence.OPEN)
@@ -230,7 +231,7 @@ def _diagnosis(reading: _Reading, findings: _Findings, judgement: Judgement) -> 
         confidence=judgement.confidence,
         possible=judgement.possible,
         phase=clues.phase or location.phase,
-        tensors=findings.tensor.candidates,
+        tensors=_tensors_of(judgement, findings),
         tensor_note=findings.tensor.note,
         budget=budget_of(main) if main is not None else None,
         growth=findings.growth,
@@ -248,6 +249,14 @@ def _diagnosis(reading: _Reading, findings: _Findings, judgement: Judgement) -> 
         place=location.place or _innermost_frame(clues),
         code=location.code or clues.code,
     )
+
+
+def _tensors_of(judgement: Judgement, findings: _Findings) -> tuple[TensorCandidate, ...]:
+    """The requested tensor's candidates; where weights do not fit, sizes alone suggest none of a step's."""
+    found = findings.tensor.candidates
+    if judgement.cause is not Cause.WEIGHTS_TOO_BIG or findings.location.candidates:
+        return found
+    return tuple(one for one in found if one.name in _OF_WEIGHTS)
 
 
 def _training_method(clues: Clues) -> dict[str, int | str]:

@@ -9,7 +9,7 @@ from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import Budget
 from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause, Confidence, Evidence
 from oom_magic.explain.evidence.clues.programs import PROGRAMS, PROGRAMS_BY_KEY
-from oom_magic.explain.evidence.judging import device_tool, meaning_of
+from oom_magic.explain.evidence.judging import SERVERS, device_tool, meaning_of
 from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.remedies.from_text.choice import AGAINST, is_named_by_message, printed_by_message
@@ -28,6 +28,7 @@ _HUES = {
     "budget_reserved": "parameter",
     "budget_own_process": "parameter",
     "budget_other_processes": "other",
+    "budget_listed_process": "other",
     "budget_mps_other": "other",
     "budget_unexplained": "other",
     "budget_free": "free",
@@ -82,10 +83,10 @@ _MOST_MISSING = 2
 _UNINFORMATIVE_NOTES = ("tensor_not_printed", "tensor_unknown_model")
 # Evidence that only says what kind of run a text is about, which its reader knows.
 _SAYS_LITTLE = ("training_told", "inference_told", "computing_told", "precedents")
+_LEAST_OF_BEST = 0.6  # of the likeliest cause's degree: less is not worth a reader's time
 _MOST_OPEN = 2  # causes that a text leaves as open as the likeliest
 # Checks that are worth making though the cause is certain: they say how much was missing.
 _SAYS_HOW_MUCH = ("check_host_ram_slurm", "check_host_ram_pod", "check_host_ram_windows")
-_SERVERS = ("vllm", "sglang", "server")  # they take a share of the device and fill it
 _RESERVING_KEYS = ("program_reserves", "told_generation")
 _CACHE_SUFFIXES = {"vllm": "_cache", "sglang": "_cache", "vllm_context": "_context"}
 # Evidence of a second copy of the weights: the suffix of the cause's sentence.
@@ -179,7 +180,7 @@ def _device(failure: Failure, lang: Language) -> str:
 def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
     """The cause in one sentence; a full share of a server, or a checkpoint beside its model, is told as that."""
     failure, suffix = diagnosis.main_failure, ""
-    if cause is Cause.MEMORY_FRACTION_LIMIT and diagnosis.program in _SERVERS:
+    if cause is Cause.MEMORY_FRACTION_LIMIT and diagnosis.program in SERVERS:
         suffix = "_server" if failure is None or failure.limit_bytes is None else ""
         suffix = _CACHE_SUFFIXES.get("" if failure is None else failure.format, suffix)
     elif cause is Cause.MEMORY_FRACTION_LIMIT and any(one.key in _RESERVING_KEYS for one in diagnosis.evidence):
@@ -330,8 +331,9 @@ def _possible(diagnosis: Diagnosis) -> Iterator[Block]:
                 )
             continue
         is_like_others = diagnosis.confidence is Confidence.OPEN and len(blocks) < _MOST_OPEN
-        if one.confidence is Confidence.OPEN and not is_like_others:
-            continue  # hardly anything speaks for it
+        is_unlikely = one.confidence is Confidence.OPEN or one.degree < _LEAST_OF_BEST * diagnosis.possible[0].degree
+        if is_unlikely and not is_like_others:
+            continue  # hardly anything speaks for it, or much more for another
         cause = _cause(one.cause, diagnosis)
         text = translate("possible_also", lang, cause=cause, confidence=degree, check=render_evidence(one.check, lang))
         blocks.append(Sentence(f"• {text}", "quiet"))

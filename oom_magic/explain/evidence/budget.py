@@ -64,7 +64,9 @@ def _rows(failure: Failure) -> Iterator[BudgetRow]:
         yield BudgetRow("budget_own_process", own)
     elif own is not None and failure.pytorch_bytes is not None:
         yield BudgetRow("budget_own_outside", max(0, own - failure.pytorch_bytes))
-    yield BudgetRow("budget_other_processes", failure.listed_other_bytes)
+    yield BudgetRow(
+        "budget_listed_process" if failure.is_of_unknown_owner else "budget_other_processes", failure.listed_other_bytes
+    )
     if failure.mps_other_bytes is not None:
         yield BudgetRow("budget_mps_other", failure.mps_other_bytes)
     if failure.free_bytes is not None:

@@ -55,6 +55,8 @@ _LEAST_SHARE = 0.01
 _BEYOND_PRECEDENT = 0.8
 # A request for less than this share of the device is not too big by itself.
 _ALONE_FROM_SHARE = 0.1
+_OWN_FILL = 0.85  # of a device that PyTorch itself fills: others could hold little
+_NO_BYTES = float("inf")
 _SMALL_DEVICE_BYTES = 2 * 1024**3  # where a message does not print the device's
 IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments", "learns", "uses_torch"}
 _OF_MEMORY = {
@@ -69,7 +71,7 @@ _OF_THIS_RUN = 0.6  # what a text says of its own run counts more than what is u
 _OF_ALL_RUNS = {"precedents", "computing_told", "inference_told", "own_tensors_fill", "program_seen"}
 _BATCH_IS_NOT_IT = {"batch_of_one", "has_batch_of_one", "tried_batch"}
 _OF_ANY_TRAINING = frozenset({"training_told"})
-_SERVERS = ("vllm", "sglang", "server")
+SERVERS = ("vllm", "sglang", "server")  # they take a share of the device and fill it
 # Causes that are checked in another way where a program infers.
 _AS_INFERENCE = (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS, Cause.MEMORY_FRACTION_LIMIT)
 
@@ -273,6 +275,8 @@ def _contradicted(failure: Failure | None) -> frozenset[Cause]:
     found = set()
     if failure.requested_bytes < (failure.total_bytes or _SMALL_DEVICE_BYTES) * _ALONE_FROM_SHARE:
         found.add(Cause.REQUEST_ALONE_TOO_BIG)
+    if (failure.pytorch_bytes or 0) >= (failure.total_bytes or _NO_BYTES) * _OWN_FILL:
+        found.add(Cause.OTHER_PROCESS)
     if failure.stuck_bytes is not None and 2 * failure.stuck_bytes < failure.requested_bytes:
         found.add(Cause.FRAGMENTATION)
     return frozenset(found)
@@ -449,7 +453,7 @@ _TOOLS = {
 
 
 # Where a process may run that has its own way to show its RAM.
-_PLACES = {"SLURM": "slurm", "Kaggle": "hosted", "Colab": "hosted", "Windows": "windows", "in_pod": "pod"}
+_PLACES = {"SLURM": "slurm", "Kaggle": "hosted", "Colab": "hosted", "Windows": "windows", "WSL": "wsl", "in_pod": "pod"}
 # The call that shows how much is allocated, by backend.
 _COUNTERS = {
     "cuda": "torch.cuda.memory_allocated()", "mps": "torch.mps.driver_allocated_memory()",
@@ -503,7 +507,7 @@ def _check_of_work(cause: Cause, clues: Clues) -> Evidence:
     sees_pictures = "sees_pictures" in clues.run.told  # then the trial's size is that of a picture
     if cause is Cause.ACTIVATIONS and stage is not None and stage.key == "profiling" and not sees_pictures:
         return Evidence(f"check_{cause.value}_trial")
-    serves = clues.program is not None and clues.program.program.key in _SERVERS
+    serves = clues.program is not None and clues.program.program.key in SERVERS
     if clues.program is not None and (serves or cause is not Cause.MEMORY_FRACTION_LIMIT) and cause in _AS_INFERENCE:
         return Evidence(f"check_{cause.value}_inference")
     trains = clues.is_training or clues.tells_of_training

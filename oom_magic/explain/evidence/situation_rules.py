@@ -23,6 +23,7 @@ _LARGE_REQUEST_BYTES = GIB
 # No GPU has this much; a request for it is a mistake.
 _LARGEST_DEVICE_BYTES = 512 * GIB
 _ADAM_FACTOR = 8  # weights, gradients and two moments in fp32 for weights in half precision
+_ADAM_BYTES = 16  # a trained parameter's, with its gradient and two moments, in fp32
 _MOST_OF_A_CARD = 0.85
 _LIGHT_PART = 4  # weights that fit the card so many times are not what fills it
 # What is said of a run whose weights do not lie on one card as a whole.
@@ -111,7 +112,7 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if failure is not None and failure.format == "told_host":
         yield Support(Cause.HOST_RAM, 0.5, None if "killed" in told else Evidence("meaning_told_host"))
     is_told = failure is None or failure.backend is None or failure.format == "told_host"
-    if is_told and {"workers", "speaks_of_memory"} <= told and "one_worker" not in told:
+    if is_told and {"workers", "speaks_of_memory"} <= told and not {"one_worker", "trains_by_settings"} & told:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("told_workers"))
     if "loads_data" in told:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("told_loads_data"))
@@ -191,7 +192,16 @@ def _of_whole(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """The weights and the card that the text names; each rank that does not shard holds all weights."""
     told = clues.run.told
-    weights, card = clues.weights_bytes, (failure.total_bytes if failure is not None else None) or clues.card_bytes
+    weights, card = clues.weights_bytes, _card(failure, clues)
+    if clues.num_trained and card and clues.num_trained * _ADAM_BYTES > card and not _NOT_WHOLE & told:
+        state: dict[str, int | str] = {
+            "count": f"{clues.num_trained:,}",
+            "state_bytes": clues.num_trained * _ADAM_BYTES,
+            "total_bytes": card,
+        }
+        yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("trained_fill_card", state))
+    if "smaller_model_works" in told and not _trains(clues):
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("told_smaller_model"))
     if weights is None or _NOT_WHOLE & told:
         return
     if clues.ram_bytes is not None and clues.ram_bytes < weights and "loads" in told and not _is_of_device(failure):
@@ -212,7 +222,7 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
         return
     elif weights > card * 0.5 and clues.program is not None:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.25, Evidence("weights_fill_card", values))
-    elif _trains(clues) and not clues.trains_few and weights * _ADAM_FACTOR > card:
+    elif _trains(clues) and not (clues.trains_few or "is_quantized" in told) and weights * _ADAM_FACTOR > card:
         yield Support(Cause.OPTIMIZER_STATE, 0.3, Evidence("adam_fills_card", values))
 
 
@@ -220,8 +230,16 @@ def are_light(failure: Failure | None, clues: Clues) -> bool:
     """Whether the weights that the text names are a small part of the card that it names, and are not copied."""
     if clues.phase == "saving" or {"saves", "merges"} & clues.run.told:
         return False
-    card = (failure.total_bytes if failure is not None else None) or clues.card_bytes
+    card = _card(failure, clues)
     return bool(card and clues.weights_bytes and clues.weights_bytes * _LIGHT_PART < card)
+
+
+def _card(failure: Failure | None, clues: Clues) -> int | None:
+    """What a device, or PyTorch on a Mac, may hold: by the message, else the card that the text names."""
+    said = None if failure is None else failure.total_bytes
+    if said is None and failure is not None and failure.backend == "mps":
+        said = failure.limit_bytes
+    return said or clues.card_bytes
 
 
 def _is_of_device(failure: Failure | None) -> bool:
@@ -244,7 +262,7 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
     elif {"loads", "generates_beside"} <= told and clues.phase is None:
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.5, Evidence("told_generation"))
         yield Support(Cause.ACTIVATIONS, -0.5)
-    elif "loads" in told and clues.phase is None and clues.program is None:
+    elif "loads" in told and clues.phase is None and clues.program is None and clues.num_trained is None:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.4, Evidence("told_loading"))
     if "evaluates" in told and _trains(clues):
         weight, collects = 0.4 if "training_fits" in told else 0.3, 0.22
@@ -316,6 +334,9 @@ def _growth_that_is_no_leak(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.4, Evidence("told_cache_fills"))
         yield Support(Cause.ACTIVATIONS, 0.2, Evidence("told_cache_fills"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.6)
+    if {"grows", "grows_with_new"} <= told:
+        yield Support(Cause.ACTIVATIONS, 0.55, Evidence("told_new_only"))
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.5)
     if {"grows", "detects"} <= told and "infers" not in told:
         yield Support(Cause.ACTIVATIONS, 0.45, Evidence("boxes_vary"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.4)
@@ -336,6 +357,10 @@ def _settings(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, 0.35, Evidence("told_no_share"))
     elif "names_share" in told and not {"smaller_share_helps", "grows"} & told:
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.45, Evidence("told_share"))
+    if "unpinning_helps" in told:
+        yield Support(Cause.HOST_RAM, 0.75, Evidence("told_unpinned"))
+        yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)
+        yield Support(Cause.ACTIVATIONS, -0.6)
     if "smaller_share_helps" in told:
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.65, Evidence("smaller_share_helps"))
 
@@ -345,7 +370,7 @@ def _reserved(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     program, told = clues.program, clues.run.told
     if failure is not None or program is None or program.program.key not in RESERVING:
         return
-    if {"uses_much", "speaks_of_memory"} & told and "grows" not in told:
+    if {"uses_much", "speaks_of_memory"} & told and not {"grows", "repeated_use"} & told:
         evidence = Evidence("program_reserves", program.program.said)
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.5, evidence)
 

@@ -13,6 +13,9 @@ _IMAGE_NODE = re.compile(r"(?:node|Node:)[^\n]{0,200}?(?:[Cc]onv|[Bb]atch_?[Nn]o
 _MOMENT_NODE = re.compile(
     r"[Nn]ode:? ?[^\s=]{0,60}/(?:Adam\w*|RMSprop|RMSProp|Momentum|Adagrad|Ftrl)(?:/(?!gradients)|(?![\w/]))"
 )
+_VARIABLE = re.compile(
+    r"failed at (?:\w*assign_op|resource_variable_ops)|[Nn]ode:? ?[^\s=]{0,80}/(?:Assign|Initializer/)"
+)
 _OF_TOKENS = re.compile(r"atten|transformer|bert|\bseq|token|gpt|softmax|MatMul|einsum", re.I)
 _LARGEST_KERNEL = 11  # height and width of a convolution's kernel, where a batch of pictures has larger ones
 
@@ -31,6 +34,9 @@ def stated_shape(shape: tuple[int, ...], text: str) -> Iterator[Support]:
         values = {"rows": shape[0], "batch": batch, "length": length}
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("rows_are_tokens", values))
         return
+    if _VARIABLE.search(text):
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.65, Evidence("shape_of_variable", {"sizes": sizes}))
+        return
     if len(shape) == 4 and shape[0] == shape[1] <= _LARGEST_KERNEL and shape[2] * shape[3] > _LARGEST_KERNEL**4:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.6, Evidence("shape_of_kernel", {"sizes": sizes}))
         yield Support(Cause.ACTIVATIONS, -0.4)
@@ -39,7 +45,8 @@ def stated_shape(shape: tuple[int, ...], text: str) -> Iterator[Support]:
     if is_square and _OF_TOKENS.search(text) and not _IMAGE_NODE.search(text):
         yield Support(Cause.ATTENTION_SCORES, 0.6, Evidence("shape_of_scores", {"sizes": sizes}))
     elif len(shape) > 2:
-        yield Support(Cause.ACTIVATIONS, 0.45, Evidence("shape_of_batch", {"sizes": sizes}))
+        key = "shape_of_batch" if shape[0] > 1 else "shape_of_one"
+        yield Support(Cause.ACTIVATIONS, 0.45, Evidence(key, {"sizes": sizes}))
     elif len(shape) == 2:
         yield Support(Cause.ACTIVATIONS, 0.3, Evidence("shape_of_matrix", {"sizes": sizes}))
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.28, Evidence("shape_of_matrix", {"sizes": sizes}))

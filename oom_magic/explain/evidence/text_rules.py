@@ -67,6 +67,7 @@ _OLLAMA_PARTS = re.compile(
 _BUFFER_STATISTICS = re.compile(
     r"(parameter|maybe_live_out|preallocated temp) allocation:\s{1,20}(\d[\d.]{0,12})\s?([KMGT]iB|B)"
 )
+_NO_PARAMETERS = re.compile(r"parameter allocation:\s{1,20}0\s?B\b")
 # Where a process first touches a device: the driver's context, PyTorch's and Torch's initialization.
 _NO_CONTEXT = re.compile(
     r"cuCtxCreate|cuDevicePrimaryCtxRetain|THCGeneral\.c|in _lazy_init\b|_cuda_init\(|cudaSetDevice\("
@@ -79,6 +80,11 @@ _LARGEST_SHARE = 0.9
 _FULL_POOL = re.compile(r"Maximum pool size exceeded|allocated so far: [\d,]{1,20} bytes, limit set to", re.I)
 _WEIGHTS_LOADED = re.compile(r"[Mm]odel (?:weights|loading) (?:took|takes?) (\d{1,4}(?:\.\d{1,4})?) ?Gi?B")
 _MOST_OF_A_DEVICE = 0.85
+# What servers log once the weights are loaded and the rest of their share is known.
+_CACHE_MADE = re.compile(
+    r"Available KV cache memory: \d|GPU KV cache size: \d|# GPU blocks: [1-9]|KV Cache is allocated"
+    r"|max_total_num_tokens=\d"
+)
 # Programs that keep a part of the weights in page-locked RAM, and say so.
 _OFFLOADS = re.compile(r"loaded partially|MB offloaded|Attempting to release mmap|pin_shared_memory.{1,4}True")
 _OPENED = re.compile(r"^(?:/dev/nvidia\d{1,2}:)?[ \t]{1,40}\S{1,40}[ \t]{1,20}\d{1,9} F\.{2,4}m?\s", re.M)  # fuser -v
@@ -219,7 +225,9 @@ def _program(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 
 def _one_input(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """A server that asks for a good part of the device in one piece while it computes: what came in is large."""
-    if clues.program is None or clues.program.program.key not in _SERVING or clues.phase != "forward":
+    if clues.program is None or clues.program.program.key not in _SERVING:
+        return
+    if clues.phase != "forward" and clues.frames:
         return
     requested, total = (None, None) if failure is None else (failure.requested_bytes, failure.total_bytes)
     if requested and total and total * _LARGE_OF_A_SERVER <= requested <= total and clues.tensor is None:
@@ -265,6 +273,8 @@ def _frameworks(failure: Failure | None, text: str) -> Iterator[Support]:
     if failure.backend == "jax":
         yield from _buffer_statistics(text)
         yield from _program_size(text)
+        if _creates_values(text):
+            return
         if _BUFFER_SHAPE.search(text) and (requested or 0) >= _SMALL_FIRST_REQUEST:
             yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
         elif requested and requested < _SMALL_FIRST_REQUEST:
@@ -287,6 +297,8 @@ def _in_logs(text: str) -> Iterator[Support]:
             "weights_bytes": round(float(parts.group(2)) * GIB),
         }
         yield Support(Cause.ACTIVATIONS, 0.7, Evidence("cache_exceeds_weights", values))
+    if _CACHE_MADE.search(text):
+        yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they were there before it
     share = _SHARE_OF_PADDLE.search(text)
     if share is not None and float(share[1]) < _LARGEST_SHARE:
         percent = {"percent": round(100 * float(share[1]))}
@@ -313,12 +325,12 @@ def _weights_in_log(failure: Failure | None, text: str) -> Iterator[Support]:
 
 def _buffer_statistics(text: str) -> Iterator[Support]:
     """XLA's own account of a program: its parameters beside its results and temporaries."""
-    sizes = {
-        name: parse_size(f"{number}{unit}".lower()) or 0 for name, number, unit in _BUFFER_STATISTICS.findall(text)
-    }
-    computed = sizes.get("maybe_live_out", 0) + sizes.get("preallocated temp", 0)
-    parameters = sizes.get("parameter", 0)
+    computed, parameters = _of_program(text)
     if not computed + parameters:
+        return
+    if _creates_values(text):
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.75, Evidence("program_without_inputs", {"computed_bytes": computed}))
+        yield Support(Cause.ACTIVATIONS, -0.8)
         return
     if computed + parameters < _SMALL_FIRST_REQUEST:
         yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("program_is_small", {"computed_bytes": computed + parameters}))
@@ -326,6 +338,20 @@ def _buffer_statistics(text: str) -> Iterator[Support]:
     values = {"computed_bytes": computed, "parameter_bytes": parameters}
     cause = Cause.ACTIVATIONS if computed > parameters else Cause.WEIGHTS_TOO_BIG
     yield Support(cause, 0.6, Evidence("buffer_statistics", values))
+
+
+def _of_program(text: str) -> tuple[int, int]:
+    """XLA's bytes of a program's results and temporaries, and of its parameters."""
+    sizes = {
+        name: parse_size(f"{number}{unit}".lower()) or 0 for name, number, unit in _BUFFER_STATISTICS.findall(text)
+    }
+    return sizes.get("maybe_live_out", 0) + sizes.get("preallocated temp", 0), sizes.get("parameter", 0)
+
+
+def _creates_values(text: str) -> bool:
+    """Whether XLA's program has no parameters: nothing comes in, so it makes values, and large ones."""
+    computed, _ = _of_program(text)
+    return computed >= _SMALL_FIRST_REQUEST and _NO_PARAMETERS.search(text) is not None
 
 
 def _program_size(text: str) -> Iterator[Support]:

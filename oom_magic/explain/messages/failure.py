@@ -90,6 +90,11 @@ class Failure:
         return dict(self.other_processes).get(own) if own is not None else None
 
     @property
+    def is_of_unknown_owner(self) -> bool:
+        """Whether the one process that the message lists may be this one: what tells them apart is not printed."""
+        return len(self.other_processes) == 1 and self.process_bytes is None and self.pytorch_bytes is None
+
+    @property
     def listed_other_bytes(self) -> int:
         """Bytes that the message attributes to processes other than this one."""
         own = self.self_listed_as_pid

@@ -186,6 +186,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         r"resource_?exhausted:?(?:xla:tpucompilepermanenterror\.?)?(?:ranoutofmemory|"
         r"outofmemory[a-z]{0,30}allocat[a-z]{1,3}(?P<requested_bytes>\d{1,22})bytes)",
     ),
+    ("jax", "jax", True, r"cumemallocasyncfailedtoallocate(?P<requested_bytes>\d{1,22})bytes:resource_exhausted"),
     ("jax", "jax", True, rf"resource_?exhausted:failedtoallocaterequestfor(?P<requested>{SIZE})"),
     (
         "jax", "jax", True,

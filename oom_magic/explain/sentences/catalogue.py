@@ -206,6 +206,7 @@ CATALOGUE: Sentences = {
     "budget_own_process": "this process",
     "budget_own_outside": "this process, outside PyTorch",
     "budget_other_processes": "other processes",
+    "budget_listed_process": "the process that the message lists: this one or another",
     "budget_mps_other": "other allocations on this Mac's GPU",
     "budget_free": "free",
     "budget_rounding": "rounding of the printed sizes",

@@ -112,6 +112,8 @@ EVIDENCE: Sentences = {
     ),
     "shape_of_kernel": "The array {sizes} is a layer's kernel, which a smaller batch does not change.",
     "shape_of_batch": "The array {sizes} grows with its first dimension, the batch.",
+    "shape_of_one": "The array {sizes} is of one input: it grows with that input's size.",
+    "shape_of_variable": "The array {sizes} is a variable of the model: its weights, or a table of its vocabulary.",
     "shape_of_matrix": (
         "The matrix {sizes} is a batch of rows, or a layer's weights, which a smaller batch does not change."
     ),
@@ -192,6 +194,11 @@ EVIDENCE: Sentences = {
     "device_is_open": "The list shows processes that have the device open.",
     "optimizer_set_up": "It failed while the optimizer was set up: its 32-bit states are allocated there.",
     "pool_is_full": "The message names a memory pool that has reached its maximum size.",
+    "told_new_only": (
+        "Memory rises with new inputs, not with those seen before: PyTorch's cache keeps what each new size has needed,"
+        " up to the largest."
+    ),
+    "told_unpinned": "The text says that it runs without pinned (page-locked) RAM: what ran out is that, not the GPU.",
     "told_scores_all": (
         "The text is about likelihoods of whole texts: logits for every position and the whole vocabulary are"
         " computed at once."
@@ -233,6 +240,11 @@ EVIDENCE: Sentences = {
     ),
     "told_share": "The text is about the share of the device that a program reserves.",
     "weights_fill_card": ("The model in the text takes {weights_bytes} for its weights; the card has {total_bytes}."),
+    "trained_fill_card": (
+        "{count} parameters are trained: with gradients and Adam's state, all in 32 bits, they take {state_bytes}; the"
+        " card has {total_bytes}."
+    ),
+    "told_smaller_model": "The text says that a smaller model works: what does not fit grows with the model.",
     "adam_fills_card": (
         "Weights of {weights_bytes} need about eight times as much when all of them are trained with Adam; the"
         " card has {total_bytes}."
@@ -244,7 +256,8 @@ EVIDENCE: Sentences = {
     "told_evaluation": "It fails in evaluation, whose inputs or batches may be larger than those of training.",
     "told_evaluation_collects": "Evaluations often collect their results on the GPU.",
     "told_repeated": (
-        "The text is about uses one after the other, of which the first had fitted: memory was kept between them."
+        "The text says that memory is not released, or that a later use fails where an earlier one ran: something is"
+        " kept between them."
     ),
     "replay_buffer": "The text mentions a replay buffer or reinforcement learning, where past steps are kept.",
     "no_context": (
@@ -269,6 +282,10 @@ EVIDENCE: Sentences = {
     "inference_told": "The text is about inference, not about training.",
     "buffer_statistics": (
         "XLA counts {computed_bytes} of results and temporaries in addition to {parameter_bytes} of parameters."
+    ),
+    "program_without_inputs": (
+        "XLA's program has no parameters and computes {computed_bytes}: it creates values, as the initialization of"
+        " weights does, and no batch changes that."
     ),
     "told_graph_kept": "The text mentions tensors kept with their graphs (sums of losses, no detach()).",
     "smaller_share_helps": "The text says that a smaller share of the device helps.",
@@ -298,7 +315,7 @@ EVIDENCE: Sentences = {
         "The text says that smaller inputs do not help: what fills the device does not grow with them."
     ),
     "small_card": (
-        "A card of {total_bytes} has little room for the activations of models that are commonly trained today."
+        "The device has only {total_bytes}: weights and its driver's context leave little of that for anything else."
     ),
     "larger_batch_fails": "The text says that it fails when more data goes through at once.",
     "weights_logged": "The log says that the weights take {weights_bytes} of the {total_bytes}.",
@@ -350,7 +367,7 @@ EVIDENCE: Sentences = {
     "check_weights_too_big": (
         "Count parameters times bytes each: sum(p.numel() * p.element_size() for p in model.parameters())."
     ),
-    "check_weights_too_big_inference": "Compare the size of the model's files with the device's memory.",
+    "check_weights_too_big_inference": "Compare the size of the weights with the device's memory.",
     "check_activations": "Halve the batch: if memory nearly halves, it is activations.",
     "check_activations_inference": "Give it half as much at once: if it then runs, that was the cause.",
     "check_activations_size": (
@@ -379,6 +396,7 @@ EVIDENCE: Sentences = {
     "check_host_ram_slurm": "Compare what it used with what the job was given: sacct -j JOB -o MaxRSS,ReqMem.",
     "check_host_ram_pod": "Compare what it used (kubectl top pod) with its limit (kubectl describe pod).",
     "check_host_ram_hosted": "Watch the notebook's own RAM display while it runs.",
+    "check_host_ram_wsl": "Run free -h inside WSL while it works: that is what WSL was given, not the computer's RAM.",
     "check_host_ram_windows": "Watch the committed memory (Task Manager, Performance, Memory) while it runs.",
     "check_shared_memory": "Run df -h /dev/shm while it works.",
     "check_driver_level": "Look at the device just before it fails: is it full, and what fills it?",

@@ -104,6 +104,14 @@ REMEDIES: Sentences = {
     "remedy_offload": "Keep part of the weights in RAM (device_map).",
     "remedy_close_processes_any": "Close the other programs that use this device; {tool} lists them.",
     "remedy_unload_models": "Unload models that are not needed now, or put this one on another device.",
+    "remedy_whose_process": (
+        "See in {tool} whose the other process is: of another program (close it), or of this server itself (then only"
+        " a smaller share for its cache leaves more)."
+    ),
+    "remedy_jax_init": (
+        "Create the weights on the CPU, or sharded over the devices: jax.jit(init, out_shardings=...), with"
+        " jax_threefry_partitionable on."
+    ),
     "remedy_check_processes": "Check with {tool} whether other programs use this device.",
     "remedy_free_held_any": "Release what earlier cells still hold, or restart the kernel.",
     "remedy_detach": "Keep results between steps without their graphs: {fixed}",
@@ -148,6 +156,7 @@ REMEDIES: Sentences = {
     "remedy_rarer_work": (
         "Check what the program does only at that step, and make it smaller: an evaluation batch, the samples it draws."
     ),
+    "remedy_more_swapped": "Keep more blocks of the model in RAM (blocks_to_swap), up to all of them.",
     "remedy_fewer_swapped": "Keep fewer blocks in RAM (blocks_to_swap), or start fewer processes: each holds its own.",
     "remedy_lmdeploy_cache": ("Make the KV cache smaller: cache_max_entry_count, session_len, max_batch_size."),
     "remedy_exllama_context": (
@@ -157,6 +166,7 @@ REMEDIES: Sentences = {
         "Run fewer tasks and actors at once on that machine (Ray: more num_cpus for each), or use one with more RAM."
     ),
     "remedy_vllm_pictures": "Allow fewer images or videos per request (--limit-mm-per-prompt).",
+    "remedy_fewer_pixels": "Limit the pixels of each image (max_pixels): a large one takes thousands of tokens.",
     "remedy_vllm_pixels": "Send smaller images, or limit their pixels (--mm-processor-kwargs, max_pixels).",
     "remedy_vllm_loras": "Keep fewer or smaller adapters loaded (--max-loras, --max-lora-rank).",
     "remedy_vllm_max_num_seqs": "Process fewer requests and tokens at once ({setting}).",
@@ -209,6 +219,7 @@ REMEDIES: Sentences = {
     "remedy_paddle_more": "Raise Paddle's share, as the message says (FLAGS_fraction_of_gpu_memory_to_use).",
     "remedy_fewer_gaussians": "Fewer Gaussians: a higher threshold for densifying, or a cap on their number.",
     "remedy_more_ram": "Free RAM (close programs) or add some.",
+    "remedy_wsl_memory": "Give WSL more of the computer's RAM (memory= in .wslconfig); it takes half of it unless set.",
     "remedy_swap": "Free RAM (close programs) or add swap, which helps while loading.",
     "remedy_hold_less": "Hold less at once: work in parts, and release what is done.",
     "remedy_ollama_context": "Request a shorter context (num_ctx): the KV cache grows with it.",
@@ -314,7 +325,7 @@ REMEDIES: Sentences = {
         "Give it less of the graph at once: fewer graphs per batch, or sampled neighbours of one large graph"
         " (NeighborLoader); each edge takes a row of features."
     ),
-    "remedy_smaller_items": "Make each input smaller (its resolution or length): it already takes one at a time.",
+    "remedy_smaller_items": "Make each input smaller (its resolution or length), rather than their number.",
     "remedy_drop_each": (
         "Find what keeps growing (collected results, caches, open files), and release each batch before the next one."
     ),

@@ -15,8 +15,8 @@ _MODEL = r"(?:\w+\s){0,2}(?:models?|weights|checkpoints?|pipeline|llm|unet|netwo
 
 OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "evaluates": words(
-        r"(?:during|in|at|while|when|on|after|only)\s(?:the\s|my\s|it\s|i\s|we\s|in\s|at\s|during\s)?(?:evaluat(?:e|es|ing|ion)|validat(?:e|es|ing|ion)|testing|eval"
-        r"|test)\b",
+        r"(?:during|in|at|while|when|on|after|only)\s(?:the\s|my\s|it\s|i\s|we\s|in\s|at\s|during\s)?(?:evaluat(?:e|es|ing|ion)"
+        r"|validat(?:e|es|ing|ion)|(?<!after )(?:testing|test)|eval)\b",
         r"evaluation (?:step|loop|phase)", r"(?:evaluation|validation) (?:fails|crashes|ooms?\b)",
         r"(?:进入|到|在)\s?(?:eval|验证|评估)|进行(?:评估|验证)|eval(?:阶段|时)",
         r"(?:trainer|model)\.evaluate\b", r"\b(?:validate|evaluate)\w*\(?\)?`?"
@@ -26,6 +26,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "sees_pictures": words(
         r"pixel_values|multi-?modal|\bmm[-_]|\b(?:vision|images?|pictures?|videos?)\b|[-_]vl\b|llava|mllama",
     ),
+    "reads_pictures": words(r"[-_]vl\b|\bqwen[\w.-]{0,6}vl\b|llava|mllama|internvl|minicpm-?v|multi-?modal|多模态"),
     "maps_devices": words(r"\bdevice_map\b|\bdispatch_model\("),
     "offloads_parts": words(r"enable_model_cpu_offload\("),
     "moves_before_offload": words(r"\.to\( ?['\"]cuda(?::0)?['\"] ?\)[\s\S]{0,400}?\benable_\w+_cpu_offload\("),
@@ -189,12 +190,13 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "evaluates_by_trainer": words(
         r"per_device_eval_batch_size|eval_accumulation_steps|fp16_full_eval|transformers[/\\]trainer\.py",
     ),
-    "one_worker": words(r"num_workers['\"]?\W{1,4}[01]\b"),
+    "one_worker": words(r"num[-_ ]workers['\"`]?(?: (?:is|was|are)(?: set)?(?: to)?| to)?\W{1,4}[01]\b"),
     "has_batch_of_one": words(r"(?<!eval_)(?<!val_)(?<!test_)batch[ _-]?size(?: is| of| to)?\W{1,4}1\b(?![\d.])"
         r"|batch[ _-]?size ?(?:已经?)?(?:设置?[成为]|[为是成]|改[成为]|[调降][到至成为])(?:了|最低)? ?1(?![\d.])"
         r"|\bbs ?= ?1\b(?![\d.])|\b(?:ims_per_batch|(?:imgs|samples)_per_gpu)\W{1,4}(?:equal to )?1\b(?![\d.])"),
+    "has_8bit_optimizer": words(r"8[- ]?bit[- _]?adam|adamw?(?:_bnb)?_8bit"),
     "has_workspace": words(r"\bmax_workspace_size\W|--workspace[= ]|--memPoolSize"),
-    "tiles": words(r"enable_(?:vae_)?tiling\("),
+    "tiles": words(r"enable_(?:vae_)?tiling\(|\b(?:decode|encode)_tiled\w{0,4}\("),
     "caches_in_8_bits": words(r"KV_CACHE_TYPE\W{1,3}q[48]_|cache-type-k q[48]_"),
     "diffuses": words(
         r"diffus|\bvae\b|\bprompts?\b|\bpipe(?:line)?\b|\bflux\b|\bsd(?:xl|3)?\b|\bunet\b|\bloras?\b|sampler|hunyuan|\bwan\b"

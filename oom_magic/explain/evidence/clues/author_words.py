@@ -87,6 +87,11 @@ TOLD: dict[str, re.Pattern[str]] = {
         rf"\b{_MEMORY}\b[^\n]{{0,60}}?\b(?:increas\w*|rises?|grows?|goes up|up)\b (?:\w+ ){{0,3}}(?:up )?to "
         r"(?:about |around |~)?\d[\d.,]{0,8}\+?k? ?[mg]i?b?\b[^.\n]{0,40}\b(?:at|after|around|then|and stays?)\b",
     ),
+    "grows_with_new": words(
+        r"\bsame (?:inputs?|images?|cases?|files?|prompts?|samples?|batch)\b[^.\n]{0,40}"
+        r"(?:n't|\bnot|\bnever|\bno) (?:\w+ )?(?:increas|grow|ris|chang)\w*",
+        r"(?:如果)?重复[^\n，。]{0,12}不(?:会|再)?(?:增加|增长|上升|变)",
+    ),
     "training_fits": words(
         r"(?:训练|微调)时?显存(?:还是|是)?(?:够|足够|正常)",
         r"train\w*\s(?:\w+[ ]){0,4}(?:works?|runs?|is|was|goes|went|are|worked"
@@ -96,6 +101,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"no (?:problem|issue|error)s? (?:during|in|while|with) train",
         r"(?:having|have|had|has|after) (?:completed|finished)\W{1,4}(?:the )?train",
         r"got (?:the |my )?training (?:to )?(?:run|work)",
+        r"(?:during|in|while) training,? (?:\w+ ){0,4}(?:runs?|works?|is|fits) (?:\w+ )?(?:fine|ok|okay|well)\b",
         r"训练(?:过程|时|阶段)?(?:没有|没)?(?:正常|没问题|可以)",
     ),
     "uses_much": words(
@@ -110,7 +116,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:oom|out of memory|memory)\b[^.\n]{0,30}\b(?:with|using|us(?:e|ing)|for) \badam",
         r"\bsgd\b[^.\n]{0,60}\b(?:works?|fine|ok|fits|runs|no (?:oom|problem))", r"(?:switch"
         r"|chang)\w* (?:\w+ ){0,4}(?:to|from) \b(?:sgd|adam\w*|adafactor)",
-        r"\d ?gi?b for (?:the )?optimi[sz]er", r"8[- ]?bit[ -]?adam|adafactor[^.\n]{0,40}(?:work|fits|help|solv)",
+        r"\d ?gi?b for (?:the )?optimi[sz]er", r"(?:8[- ]?bit[ -]?adam|adafactor)[^.\n]{0,40}(?:work|fits|help|solv)",
     ),
     "smaller_input_no_help": words(
         rf"\b(?:{_LESS})\b[^.\n]{{0,40}}\b(?:batch\w*|images?|resolution|crops?|inputs?|size|lengths?"
@@ -130,6 +136,8 @@ TOLD: dict[str, re.Pattern[str]] = {
     ),
     "host_fills": words(
         r"\bcpu (?:oom|out of memory)\b",
+        r"\b(?:constrained|limited|low|little|insufficient)[- ](?:system|cpu|host|main)"
+        r"(?:[/ ](?:system|cpu|host))?[- ](?:ram|memory)\b",
         r"(?:system|machine|computer|server)(?:'s)? (?:does not|doesn't|did not|hasn't) have enough memory",
         r"(?:machine|server|computer)(?:'s)? memory\b[^.\n]{0,20}\boverflow",
         r"(?<!video )(?<!gpu )(?<!card )\bmemory (?:fills?|filled) up\b(?=[^.\n]{0,60}memory ?error)",
@@ -166,12 +174,17 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\bkernell? (?:\w+ ){0,2}(?:dies|died|dying|dead|restart\w*|crash\w*)|kill(?:s|ed)? the kernell?\b",
         r"(?:内核|kernel)[^\n]{0,8}(?:死|崩溃|重启|挂)",
     ),
-    "resumes": words(r"\bresum(?:e|es|ed|ing)\b", r"from (?:a |the |old )?checkpoint", r"恢复训练|断点续训|继续训练"),
+    "resumes": words(
+        r"\bresum(?:e|es|ed|ing)\b",
+        r"\b(?:train|start|restart|continu|begin)\w* (?:\w+ ){0,2}from (?:a |the |an? old |old )?checkpoint",
+        r"恢复训练|断点续训|继续训练",
+    ),
     "saves": words(
         rf"{WHEN}(?:model\s|checkpoint\s|ckpt\s)?(?:sav(?:e|es|ing)|checkpointing|merg(?:e|ing)|export(?:s|ing)?"
         r"|convert(?:s|ing)?(?! (?:them|images?|data|to tf|videos?|files?)))\b",
         r"\b(?:export|merge|merging|conversion|quantization) (?:process|step|script|stage)\b",
         r"save_pretrained|\bstate_dict\(|save_checkpoint|save_model|save_ckpt|merge_and_unload",
+        r"\bsave every \w+ (?:steps?|epochs?|iterations?)\b|\bcreates? (?:a |the )?checkpoint\b",
         r"(?:oom|out of memory|memory)\w* (?:while|when|during|at|after) (?:checkpoint |model )?sav",
         r"\bsav(?:e|es|ing) (?:the |my |its )?(?:model )?(?:weights?|checkpoints?|ckpt)\b[^.\n]{0,20}\b(?:oom|out of)",
         r"保存(?:模型|权重|ckpt|checkpoint|时)",
@@ -220,6 +233,12 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"长达|长音频|长视频|(?<!无法处理)长文本|高分辨率",
         r"ground[- ]truths? per im|(?:gt|ground[- ]truth)[_ ](?:b?box(?:es)?)\b|bbox_overlaps|label assign\w*"
         r"|pairwise_iou",
+    ),
+    "smaller_model_works": words(
+        r"\b\d{1,3}b\b (?:\w+ ){0,3}(?:can be \w+ (?:success\w*|without|fine)|works?\b"
+        r"|runs? (?:fine|ok|well)|is (?:fine|ok))",
+        r"\bsmaller models? (?:\w+ ){0,2}(?:works?|runs?|loads?|fits?|is fine|are fine)\b",
+        r"小(?:一点的)?模型(?:就|都|则)?(?:可以|没问题|正常)",
     ),
     "smaller_input_works": words(
         r"(?:small(?:er)?|low(?:er)?|short(?:er)?)[- ](?:\w+ )?(?:set|subset|data\w*|images?|quality|resolution|inputs?"
@@ -283,7 +302,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:loss|output)\w* ?\+= ?\w*(?:loss|output)\w*(?![\w(.])",
         r"forg[eo]t\w* to (?:detach|zero)", r"(?:did not|didn't"
         r"|not) call(?:ing)? \w*zero_grad",
-        r"计算图(?:没有|未)?(?:释放|保留)",
+        r"计算图[^\n，。]{0,8}(?:释放|保留|[累积]积|越来越)", r"保存了?[^\n，。]{0,12}(?:梯度|计算图)",
     ),
     "full_at_any_size": words(
         r"\b(?:memory|vram)\b[^.\n]{0,30}\b(?:full\w*|all|occupied|used|taken)\b[^.\n]{0,30}"
@@ -343,6 +362,10 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"started two python processes", r"shared (?:gpu|server|cluster)\b",
         r"(?:restart|reboot)(?:ing|ed)?\b[^.\n]{0,40}(?:work|fix|solv|help|\bfine|\bok\b)",
         r"重启[^\n]{0,12}(?:可以|好了|正常)",
+    ),
+    "unpinning_helps": words(
+        r"\bfix(?:e[sd])?\b[^\n]{0,60}disable[-_ ]pinned",
+        r"disabl\w+[-_ ]pinned[-_ ]memory\b[^\n]{0,60}\b(?:fix|solv|help|works?\b|runs?\b)",
     ),
     "counts_metrics": words(
         r"\btorchmetrics?\b|\bmetrics?\b[^.\n]{0,60}\b(?:leak|reset|accumulat)",

@@ -36,7 +36,10 @@ _STATED = {
     "requests": re.compile(r"sampler with (\d{1,6}) dummy requests"),
     "layers": re.compile(r"offloaded (\d{1,3})/\d{1,3} layers", re.I),
     "job_gib": re.compile(r"--mem[= ](\d{1,4})GB?\b", re.I),
+    "job_mib": re.compile(r"--mem[= ](\d{4,7})(?:MB?)?\b(?!G)", re.I),  # Slurm's unit where none is given
+    "cpu_gib": re.compile(r"--mem-per-cpu[= ](\d{1,4})GB?\b", re.I),
 }
+_MIB_IN_GIB = 1024
 _SHORTEST_NAME = 3  # of an option whose hyphen does not matter
 
 
@@ -50,6 +53,8 @@ def limits_in(text: str) -> dict[str, float]:
             found.setdefault(limit, float(match.group(2)))
     stated = {name: pattern.search(head) for name, pattern in _STATED.items()}
     found |= {name: float(match.group(1)) for name, match in stated.items() if match is not None}
+    if "job_mib" in found:
+        found.setdefault("job_gib", found.pop("job_mib") / _MIB_IN_GIB)
     if found.get("layers", 0) >= _ALL_LAYERS:
         del found["layers"]
     return {name: value for name, value in found.items() if value}

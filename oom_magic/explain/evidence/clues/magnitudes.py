@@ -178,6 +178,15 @@ def weights_bytes(text: str) -> int | None:
     return round(max(sizes) * 1e9 * bits / 8)
 
 
+_TRAINED = re.compile(r"\btrainable param(?:eter)?s?\W{1,4}(\d[\d,]{0,16})(?![\d.]*[ ]?[MBKmbk%])", re.I)
+
+
+def num_trained(text: str) -> int | None:
+    """The count of trained parameters that a log prints; None where it prints none."""
+    match = _TRAINED.search(text)
+    return None if match is None else int(match.group(1).replace(",", ""))
+
+
 _ARRAY = re.compile(
     r"(?P<library>\w{1,20}\.)?(?:\w{1,20}\.)?(?:zeros|ones|empty|full|randn?|random(?:_sample)?|normal|uniform"
     r"|(?:pinned|device|managed|mapped)_array)\(\s?[\[(]?\s?(?P<sizes>\d[\d_]{0,12}(?:\s?[,*]\s?\d[\d_]{0,12}){1,6})"

@@ -98,7 +98,7 @@ def _llama_stages(cache: tuple[str, ...], compute: tuple[str, ...], loading: tup
                Cause.WEIGHTS_TOO_BIG, 0.7, loading),
         # what a first computation takes beside all that was set up
         _stage("running", r"runner started in|\| model loaded|look_ahead_size|in function llama_decode",
-               Cause.WEIGHTS_TOO_BIG, 0.6, loading),
+               Cause.WEIGHTS_TOO_BIG, 0.55, loading),
     )  # fmt: skip
 
 
@@ -121,6 +121,7 @@ PROGRAMS: tuple[Program, ...] = (
                 r"|in initialize_from_config"
                    r"|cumem_allocator", Cause.MEMORY_FRACTION_LIMIT, 0.6, ("server_share", "close_processes_any")),
             _stage("graphs", r"capture_model|cuda_?graph_runner|[Cc]apturing (?:the model for )?(?:CUDA|cuda) ?graph"
+                r"|(?i:(?:cuda[- ]?)?graph[- ]capture|capturing of cuda graphs)"
                 r"|graph_capture",
                    Cause.MEMORY_FRACTION_LIMIT, 0.55, ("server_share", "vllm_eager", "vllm_max_num_seqs"),
                    encloses=True),
@@ -187,10 +188,11 @@ PROGRAMS: tuple[Program, ...] = (
             _stage("vae", r"vae[/\\.]?decode|VAEDecode|Video_?Decode|decode_first_stage|first_stage_model"
                 r"|autoencoder|decode_tiled",
                 Cause.ACTIVATIONS, 0.75, ("comfy_tiled", "smaller_image")),
-            _stage("loading", r"Node Type:\W{1,6}\w*Load(?:er|Model)\w*|load_torch_file"
+            _stage("loading", r"Initializing block swap|assign model weights"
+                r"|Node Type:\W{1,6}\w*Load(?:er|Model)\w*|load_torch_file"
                 r"|model_patcher|patch_weight|load_models_gpu|load_model_gpu|model_load"
                 r"|partially_load",
-                   Cause.WEIGHTS_TOO_BIG, 0.7, ("comfy_fp8", "comfy_lowvram")),
+                   Cause.WEIGHTS_TOO_BIG, 0.7, ("more_swapped", "comfy_fp8", "comfy_lowvram")),
             _stage("sampling", r"ldm[/\\]|common_ksampler|sample_\w+|apply_model|[KM]Sampler|SamplerCustom"
                 r"|attention\.py", Cause.ACTIVATIONS, 0.5, ("smaller_image", "comfy_lowvram", "comfy_fp8")),
         ),
@@ -200,7 +202,8 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "webui", "Stable Diffusion web UI",
         re.compile(r"StableMatrix|Sys VRAM:|\bwe[bp]ui-user|--opt-(?:sdp|split|sub)|--no-half\b"
-                   r"|(?:diffusion|sd)[-_ ]?web-?ui|modules_forge|Patching LoRAs|\[Memory Management\]"
+                   r"|(?:diffusion|sd)[-_ ]?web-?ui(?![-\w.]{0,24}[/\\]models[/\\])"
+                   r"|modules_forge|Patching LoRAs|\[Memory Management\]"
                    r"|(?:auto|vlad|sd)[-_]?1111|\ba1111\b|automatic1111|hires[. ]?fix|txt2img_function", re.I | re.A),
         (
             _stage("vae", r"vae\.decode|VAE decode|autoencoder_kl|decode_latents|decode_first_stage"
@@ -221,7 +224,8 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     Program(
         "diffusion", "a program that generates images or videos",
-        re.compile(r"FramePack|fooocus|stable[- _]?diffusion|\bflux[-_.\d]|(?<!generation-)webui|--?(?:low|med|no)vram"
+        re.compile(r"FramePack|fooocus|stable[- _]?diffusion|\bflux[-_.\d]|(?<!generation-)(?<!open[- ])(?<!open)webui"
+                   r"|--?(?:low|med|no)vram"
                    r"|tiled (?:vae|diffusion)|txt2img|img2img|esrgan|invokeai|\bsdxl\b", re.I | re.A),
         _DIFFUSION_STAGES,
         remedies=("smaller_image", "diffusers_vae", "pictures_offload", "quantized_model"),
@@ -250,7 +254,8 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     Program(
         "quantizing", "AWQ/GPTQ quantizing",
-        re.compile(r"\bawq[/\\.]|AutoAWQ|auto_awq|auto_gptq|AutoGPTQ|gptqmodel|llm-?compressor|\.quantize\(|quantizer\.quantize"
+        re.compile(r"\bawq[/\\.]|(?:AutoAWQ|auto_awq|auto_gptq|AutoGPTQ|gptqmodel)(?![\s\S]{0,4000}from_quantized\()"
+                   r"|llm-?compressor|\.quantize\(|quantizer\.quantize"
                    r"|lmdeploy[/.]lite|quantiz(?:ing|ation) (?:step|process)|\bquant(?:ize)? (?:the )?model\b"
                    r"|[Dd]uring (?:the )?(?:calibrat|quantiz)|NUM_CALIBRATION"),
         (_stage("calibrating", r"_get_input_feat|quantizer\.py|calib|common_device|\.quantize\(",
@@ -289,7 +294,7 @@ PROGRAMS: tuple[Program, ...] = (
         re.compile(
             r"\b[Jj]ax(?:lib)?\b|XlaRuntimeError|XLA_PYTHON|RESOURCE_EXHAUSTED|xla/python|XLA Label|BufferAssignment"
         ),
-        (), trains=True, remedies=("jax_remat", "smaller_batch_plain", "smaller_input", "jax_preallocate"),
+        (), trains=True, remedies=("jax_init", "jax_remat", "smaller_batch_plain", "smaller_input", "jax_preallocate"),
     ),
     Program(
         "tensorflow", "TensorFlow",
@@ -326,7 +331,9 @@ PROGRAMS: tuple[Program, ...] = (
 _TRAINS = re.compile(
     r"\.backward\(|run_backward|training_step|_inner_training_loop|trainer\.train\(|optimizer\.step"
     r"|[/\\]optim[/\\]|\bTrainer\b"
-    r"|MegatronTrain|\btrain(?:ing)?\.py|async_train|policy[_ ]?loss|[Ss]FTTrainer|GRPO|\bDPO\b|finetun|in train\b"
+    r"|MegatronTrain|\bdreambooth\b|\btrain (?:a|any|my) (?:\w+ ){0,2}(?:models?|loras?|networks?)\b"
+    r"|\brunning training\b|number of trainable parameters"
+    r"|\btrain(?:ing)?\.py|async_train|policy[_ ]?loss|[Ss]FTTrainer|GRPO|\bDPO\b|finetun|in train\b"
     r"|\btrain\w* (?:\w+ ){0,3}loras?\b|\btrain_batch_size\b|\bnetwork_train_unet|\btrain the (?:sdxl|model|network)\b"
     r"|训练(?:的时候|时|过程|中|容易|报错|会)"
 )

@@ -11,6 +11,7 @@ from oom_magic.explain.evidence.clues.magnitudes import (
     array_bytes,
     card_bytes,
     large_inputs,
+    num_trained,
     ram_bytes,
     weights_bytes,
 )
@@ -42,6 +43,7 @@ _NO_ENGINE = re.compile(r"could not find any implementation|engine could not be 
 _ASIDE = re.compile(
     r"(?i:tensorflow|flax|jax(?:lib)?) version[^\n]*|[^\n]{0,80}\bnot installed\b[^\n]*"
     r"|\bno (?:problem|issue|trouble)s? (?:with|when|in) [^.\n)]{0,60}"
+    r"|\b(?:also|the same) [^.\n]{0,60}\b(?:with|in|using|on) (?i:vllm|sglang|tgi)\b"
 )
 
 
@@ -218,11 +220,12 @@ _FRAMEWORKS = {
 }
 _SYSTEMS = {
     "Windows": re.compile(
-        r"\b[A-Za-z]:[/\\](?![/\\])|PS [A-Z]:\\|\bpowershell\b|\$env:|\bWindows ?(?:1[01]\b|Server)|\bwin ?1[01]\b"
+        r"\b[A-Za-z]:[/\\](?![/\\])|PS [A-Z]:\\|(?<!`)\bpowershell\b|\$env:"
+        r"|\bWindows ?(?:1[01]\b|Server)|\bwin ?1[01]\b"
         r"|\b(?:on|under|for) Windows\b(?!,| and| or|/)",
         re.I | re.A,
     ),
-    "WSL": re.compile(r"\bWSL ?2?\b|/mnt/[a-z]/", re.A),
+    "WSL": re.compile(r"\bWSL ?2?\b|/mnt/[a-z]/", re.I | re.A),
     "Kaggle": re.compile(r"/kaggle/|\bkaggle\b", re.I | re.A),
     "Colab": re.compile(r"/content/|\bcolab\b", re.I | re.A),
     "Jetson": re.compile(r"\bjetson\b|NvMap|jetpack", re.I | re.A),
@@ -233,7 +236,7 @@ _EXPANDABLE = _any(
     r"expandable_segments is enabled",
 )
 # In words: a setting beside others says nothing of what its author expects of it.
-_ACCUMULATION = re.compile(r"gradient accumulation|accumulat\w* gradients|梯度累[积计]", re.I)
+_ACCUMULATION = re.compile(r"gradient accumulation(?! steps)|accumulat\w* gradients|梯度累[积计]", re.I)
 # A cell magic's frame quotes the whole cell, so every phase would be found in it.
 _WHOLE_CELL = "get_ipython().run_cell_magic("
 # PyTorch's own tip names the setting too; the user need not have set it.
@@ -245,7 +248,9 @@ _QUOTED_TIP = _any(
 
 _RAISED = re.compile(r"[\w.]+(?:Error|Exception|Interrupt)(?::|\s*$)")  # what follows a frame without source
 _QUOTED_CODE = re.compile(r"[`\"]([^`\"\n]{3,160}[=(@][^`\"\n]{1,160})[`\"]")
-_FEW_PARAMETERS = re.compile(r"\b(?:q?lora|peft|adapters?|p-?tuning|prefix)\b|\blora_|frozen|bnb-4bit|in_[48]bit", re.I)
+_FEW_PARAMETERS = re.compile(
+    r"(?<![a-z])q?lora(?![a-z])|\b(?:peft|adapters?|p-?tuning|prefix)\b|\blora_|frozen|bnb-4bit|in_[48]bit", re.I
+)
 _BATCH_OF_ONE = re.compile(r"batch[-_ ]?size(?:\W{1,4}|\s(?:to|is|of|as)\s)1\b(?!\d)", re.I)
 _SMALL_PICTURE = re.compile(
     r"(?:--?img(?:sz|[-_]size)?|ima?ge?[-_ ]size|imgsz)(?:\W{1,4}|\s(?:to|is|of"
@@ -298,7 +303,8 @@ class Clues:
     against fragmentation is quoted.
     ``card_bytes`` is the GPU's memory where the author names it ("RTX 3060 12GB"), ``weights_bytes`` the model's,
     ``ram_bytes`` the computer's, ``array_bytes`` the largest array that pasted code creates, ``inputs`` what is large.
-    ``has_prose``: somebody wrote more than a message. ``trains_few``: an adapter is trained; ``is_tiny``: one small
+    ``num_trained`` is a log's count of trained parameters. ``has_prose``: somebody wrote more than a message.
+    ``trains_few``: an adapter is trained; ``is_tiny``: one small
     picture a step. ``full_devices`` is what a pasted nvidia-smi shows of a GPU that is full. ``story`` is what the
     author makes of it; ``accelerator`` the kind of device named, unless it is NVIDIA's; ``shown`` whose code there is.
     """
@@ -323,6 +329,7 @@ class Clues:
     ram_bytes: int | None = None
     inputs: tuple[Magnitude, ...] = ()
     weights_bytes: int | None = None
+    num_trained: int | None = None
     trains_few: bool = False
     is_tiny: bool = False
     has_prose: bool = False
@@ -344,7 +351,9 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
     innermost = lines[-_NUM_INNERMOST:]
     inner_text = "\n".join(innermost)
     all_text = "\n".join(lines)
-    phase, frames = _phase(lines), _frames(lines)
+    frames = _frames(lines)
+    is_told = failure_start is None or (message_format or "").startswith("told")
+    phase = None if is_told and not frames else _phase(lines)  # code in a story is not what failed
     head = _context(cleaned, failure_start)
     return Clues(
         phase=phase,
@@ -367,6 +376,7 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         ram_bytes=ram_bytes(head),
         inputs=large_inputs(head),
         weights_bytes=weights_bytes(head),
+        num_trained=num_trained(head),
         trains_few=bool(_FEW_PARAMETERS.search(head)),
         full_devices=_full_device(head),
         story=story_in(head),

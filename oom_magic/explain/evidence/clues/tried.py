@@ -83,7 +83,7 @@ _HELPED = words(
 _NOT = words(r"(?:\b(?:not?|none|never|nothing|neither|cannot)\b|n't\b|不|没|未)[^.\n]{0,30}$")
 # The author cannot or will not make the change.
 _NOT_MADE = words(
-    r"\b(?:do|did|does)(?:n'?t| not) (?:want|know|understand)"
+    r"\b(?:do|did|does|have|has)(?:n'?t| not) (?:want|know|understand|chang\w*|touch\w*|modif\w*)"
     r"|\b(?:where|how) (?:to|can i) (?:type|set|put|turn|enable)"
     r"|\bwhen i (?:try to )?(?:enlarg|increas|rais)\w*",
     r"不知道|怎么(?:设置|改)",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from oom_magic.explain.evidence.causes import INPUT_CAUSES, Cause, Confidence
+from oom_magic.explain.evidence.judging import SERVERS
 from oom_magic.explain.remedies.from_text.kind_of_run import CUDA_IN_CODE, facts_of, names_tokens, trains
 from oom_magic.explain.remedies.from_text.needs import founded
 
@@ -19,6 +20,7 @@ _SHOWS_OTHERS = {
     "others_listed", "others_unlisted", "told_shared", "told_left_over", "device_seen_full", "device_is_open",
     "no_context", "little_free_at_start", "told_frees_at_end", "meaning_vllm_startup",
 }  # fmt: skip
+_AT_START = {"little_free_at_start", "meaning_vllm_startup", "no_context", "start_refused", "stage_loading"}
 _OF_TOKENS = ("vllm", "sglang", "tgi", "server", "quantizing")
 _OF_SPLATS = (*INPUT_CAUSES, Cause.WEIGHTS_TOO_BIG, Cause.OPTIMIZER_STATE)
 # Said where nothing better is known.
@@ -66,6 +68,8 @@ def _fitting(key: str, diagnosis: Diagnosis) -> str:
     """The remedy, or the next step where the run has this one."""
     if key in _QUANTIZING and ("is_quantized" in diagnosis.told or _is_of_any_model(key, diagnosis)):
         return "smaller_model"
+    if key == "close_processes_any" and diagnosis.program in SERVERS and not _starts(diagnosis):
+        return "whose_process"
     if key == "close_processes_any" and not _shows_others(diagnosis):
         return "check_processes"
     if key == "diffusers_offload" and "moves_before_offload" in diagnosis.told:
@@ -75,6 +79,11 @@ def _fitting(key: str, diagnosis: Diagnosis) -> str:
     if key == "sdpa" and "scaled_dot_product_attention" in diagnosis.code:
         return "flash_kernel" if diagnosis.backend in CUDA_IN_CODE else "smaller_input"
     return key
+
+
+def _starts(diagnosis: Diagnosis) -> bool:
+    """Whether a server found the device taken when it started: it had no other process of its own yet."""
+    return any(one.key in _AT_START for one in diagnosis.evidence)
 
 
 def _shows_others(diagnosis: Diagnosis) -> bool:

@@ -66,6 +66,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "pinned_memory_used": ("unpin",),
     "wsl_pins_little": ("unpin", "close_processes_any"),
     "offloaded_pinned": ("unpin_weights",),
+    "told_unpinned": ("unpin_weights",),
     "data_on_device": ("data_on_host", "smaller_input"),
     "told_page_file": ("page_file",),
     "told_collects": ("collect_on_host", "no_grad"),
@@ -142,6 +143,7 @@ _OF_TRAINING = {
     "half_weights", "mixed_precision", "checkpointing", "smaller_batch_any", "optimizer_8bit", "foreach", "adafactor",
     "lora", "fsdp_any",
 }  # fmt: skip
+_SIZE_IS_WRONG = {"request_absurd", "request_overflowed", "request_above_any_device"}
 _LARGE_INPUT = {"input_named", "larger_input_fails"}
 _HUGE_BYTES = 24 * GIB  # of one tensor: more than most cards have
 # What each setting of a program acts on; the others are not proposed against a cause.
@@ -193,6 +195,7 @@ _ACTS_ON: Mapping[str, tuple[Cause, ...]] = {
     "trt_shapes": _INPUTS,
     "trt_workspace": _INPUTS,
     "jax_remat": (Cause.ACTIVATIONS,),
+    "jax_init": (Cause.WEIGHTS_TOO_BIG,),
     "smaller_batch_plain": (*_INPUTS, *_OUTSIDE),
     "jax_preallocate": _OF_SHARES,
     "tf_growth": _OF_SHARES,
@@ -224,7 +227,7 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
     if failure is not None and failure.format in _BY_FORMAT:
         return _BY_FORMAT[failure.format]
     keys = {one.key for one in diagnosis.evidence}
-    if diagnosis.cause is Cause.REQUEST_ALONE_TOO_BIG and keys & {"request_absurd", "request_overflowed"}:
+    if diagnosis.cause is Cause.REQUEST_ALONE_TOO_BIG and keys & _SIZE_IS_WRONG:
         return ("find_tensor",)  # the size is a mistake; a smaller input would not help
     if "device_misreported" in keys:
         return ("matching_versions",)
@@ -234,7 +237,8 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
     on_board = "Jetson" in diagnosis.systems and diagnosis.cause is Cause.HOST_RAM  # whose memory is the GPU's, too
     own = () if program is None else _acting(program, Cause.ACTIVATIONS if on_board else diagnosis.cause)
     if own and diagnosis.cause is Cause.HOST_RAM and program is not None and not program.trains:
-        return (*_by_evidence(keys, diagnosis), *own, *(() if on_board else ("more_ram",)))
+        usual = () if on_board else ("more_ram",)
+        return (*(_by_evidence(keys, diagnosis) or _in_wsl(diagnosis)), *own, *usual)
     is_device = diagnosis.cause not in HOST_CAUSES and (failure is None or failure.backend != "cpu")
     is_device = is_device or diagnosis.program in ("llama_cpp", "ollama")
     stages = () if program is None else program.stages
@@ -267,6 +271,8 @@ def _of_run(diagnosis: Diagnosis, keys: set[str], is_device: bool) -> tuple[str,
         return ("smaller_input", "quantized_model", "close_processes_any")
     if cause is Cause.WEIGHTS_TOO_BIG and (diagnosis.phase == "saving" or {"told_saving", "told_merging"} & keys):
         return ("merge_on_host",) if "merges" in diagnosis.told else ("state_on_host",)
+    if "ranks_load_to_one" in keys:
+        return _BY_EVIDENCE["ranks_load_to_one"]
     if cause is Cause.WEIGHTS_TOO_BIG and "told_loading" in keys and "attends" not in diagnosis.told and is_device:
         return ("map_location_cpu", "quantized_model", "offload")
     if is_device and not trains(diagnosis):
@@ -304,11 +310,18 @@ def _by_evidence(keys: set[str], diagnosis: Diagnosis) -> tuple[str, ...]:
     return tuple(dict.fromkeys(key for name in told for key in _BY_EVIDENCE[name]))
 
 
+def _in_wsl(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """What helps against a lack of RAM in WSL, which has a limit of its own."""
+    return ("wsl_memory",) if "WSL" in diagnosis.systems else ()
+
+
 def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
     """Remedies when the host's memory ran out: while loading, with offloading, with pinned memory."""
-    found = list(_by_evidence(keys, diagnosis))
+    found = list(_by_evidence(keys, diagnosis) or _in_wsl(diagnosis))
     if "in_container" in diagnosis.told and diagnosis.main_failure is not None:
         found.append("pod_memory")
+    elif "SLURM" in diagnosis.systems and {"job_gib", "cpu_gib"} & diagnosis.limits.keys():
+        found.append("scheduler_memory")
     if diagnosis.is_loading:
         found += ["load_low_ram", "swap"]
     if "gathers_state" in diagnosis.told:
@@ -327,10 +340,12 @@ def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
         found += ["fewer_swapped", "more_ram"]
     if {"grows", "repeated_use"} & diagnosis.told and not {"trains", "uses_torch"} & diagnosis.told:
         found.append("restart_program")
-    if "grows" in diagnosis.told and {"workers", "learns", "trains", "of_graphs"} & diagnosis.told:
+    if "loads_data" in diagnosis.told:
+        found.append("stream_data")
+    elif "grows" in diagnosis.told and {"workers", "learns", "trains", "of_graphs"} & diagnosis.told:
         found += ["fewer_workers", "drop_each", "arrays_for_lists"]
     usual = ("fewer_workers", "stream_data", "more_ram")
-    if found == ["pod_memory"]:
+    if found in (["pod_memory"], ["scheduler_memory"]):
         found += usual[:2]
     return tuple(dict.fromkeys((*found, *(() if found else usual))))
 
@@ -349,7 +364,8 @@ def remedies_of_run(diagnosis: Diagnosis, elsewhere: tuple[str, ...] | None, *, 
         keys = (*keys, "check_processes")
     is_another = not (is_of_tokens(diagnosis) if is_text else names_tokens(diagnosis))
     if NO_LANGUAGE_MODEL.search(diagnosis.code) or is_another:
-        others = tuple(key for key in keys if key not in _OF_LANGUAGE_MODELS)
+        adapts = "of_latents" in diagnosis.told and diagnosis.cause is Cause.OPTIMIZER_STATE
+        others = tuple(key for key in keys if key not in _OF_LANGUAGE_MODELS or (adapts and key == "lora"))
         keys = (*others, "smaller_input") if diagnosis.cause in INPUT_CAUSES else others or keys
     if "lacks_checkpointing" in diagnosis.told and diagnosis.cause in INPUT_CAUSES and is_text:
         keys = ("checkpointing_on", *(key for key in keys if key != "checkpointing"))
@@ -377,6 +393,7 @@ def _against(diagnosis: Diagnosis, *, is_text: bool) -> tuple[str, ...]:
     keys = AGAINST.get(diagnosis.cause, ())
     if diagnosis.cause is not Cause.ACTIVATIONS or not is_text:
         return keys
+    keys = ("fewer_pixels", *keys)
     # LoRA leaves most activations as they are, and sdpa has been the default of transformers since 4.36.
     keys = tuple(key for key in keys if key not in ("lora", "sdpa"))
     failure = diagnosis.main_failure

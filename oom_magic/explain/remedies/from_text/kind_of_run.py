@@ -110,6 +110,7 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
         "has_largest_share": diagnosis.limits.get("share", 0) >= _LARGEST_SHARE,
         "made_of_each_tensor": _OF_EACH_TENSOR in diagnosis.code or _OF_NEW_STATE in diagnosis.code,
         "has_small_share": "paddle_share" in evidence,
+        "creates_weights": "program_without_inputs" in evidence,
         "of_weights": diagnosis.phase in _OF_WEIGHTS,
         "weights_in_half": "weights_fill_card" in evidence and "names_float32" not in told,  # they are counted so
     }

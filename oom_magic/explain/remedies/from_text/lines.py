@@ -94,6 +94,8 @@ def code_of(key: str, diagnosis: Diagnosis) -> tuple[str, str] | None:
     line = line_of(key, diagnosis.program, diagnosis.limits, in_python=in_python, by_command=by_command)
     if line is not None:
         return ("", "") if "has_own_page" in diagnosis.told else (line, "python" if in_python else "bash")
+    if key == "scheduler_memory" and "cpu_gib" in diagnosis.limits:
+        return filled("#SBATCH --mem-per-cpu={cpu_gib:gib}", diagnosis.limits), "bash"
     if key in _SCALED:
         template, language = _SCALED[key]
         return filled(template, diagnosis.limits), language
@@ -120,5 +122,5 @@ def _split_size(diagnosis: Diagnosis) -> str:
 def setting_of(key: str, diagnosis: Diagnosis) -> dict[str, str]:
     """The value of the field ``setting`` in a change's sentence: the names of the program's settings for it."""
     in_python = bool({"calls_in_python", "has_own_page"} & diagnosis.told)
-    names = names_of(key, diagnosis.program, in_python=in_python)
+    names = names_of(key, diagnosis.program, diagnosis.limits, in_python=in_python)
     return {"setting": names} if names else {"setting_key": "setting_unnamed"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause, Evidence
+from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause, Confidence, Evidence
 from oom_magic.explain.evidence.clues.pasted_code import without_graph
 from oom_magic.explain.evidence.clues.whose_code import SHOWN
-from oom_magic.explain.evidence.judging import IN_ANY_MESSAGE, device_tool
+from oom_magic.explain.evidence.judging import IN_ANY_MESSAGE, SERVERS, device_tool
 from oom_magic.explain.evidence.tensors import NO_LANGUAGE_MODEL
 from oom_magic.explain.remedies.code import code_for, for_backend
 from oom_magic.explain.remedies.from_text.applicable import applicable, told_shortly
@@ -45,6 +45,9 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
 }
 _IN_HALF = ("mixed_precision", "half_setting", "training_settings", "half_weights")
 _OF_PICTURES = {"makes_pictures", "diffuses", "of_no_tokens", "of_latents"}
+_USUAL = {"program_seen", "precedents", "computing_told", "inference_told", "no_message"}
+# Programs whose settings bound what they keep for requests, whatever filled the rest.
+_WITH_CACHE = (*SERVERS, "exllama", "lmdeploy", "llama_cpp", "ollama")
 _SETTINGS_ONLY = {"trains_by_settings", "shows_settings"}
 _OF_PICTURES_MADE = {"makes_pictures", "diffuses"}
 _NO_RUN = Evidence("reason_no_run")
@@ -62,6 +65,8 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
     elsewhere = text_remedies(diagnosis) if diagnosis.growth is None else None
     is_program = elsewhere is not None and bool(diagnosis.program)
     is_text = reason is _NO_RUN
+    if is_text and _is_guess(diagnosis) and not printed_by_message(diagnosis):
+        return ()  # the check comes first, and what it finds decides
     keys = elsewhere if is_program and elsewhere is not None else remedies_of_run(diagnosis, elsewhere, is_text=is_text)
     keys = (*printed_by_message(diagnosis), *keys)
     keys = tuple(dict.fromkeys(applicable(diagnosis, keys, is_text=is_text)))
@@ -77,6 +82,12 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
         reason = _way_to_prices(diagnosis)
     facts = facts_of(diagnosis, is_text=is_text)
     return tuple(_named(key, cost, diagnosis, style, reason, facts) for cost, key in enumerate(keys))
+
+
+def _is_guess(diagnosis: Diagnosis) -> bool:
+    """Whether nothing but what is usual of such programs, or of such texts, speaks for the cause."""
+    is_open = diagnosis.confidence is Confidence.OPEN and diagnosis.program not in _WITH_CACHE
+    return is_open and all(one.key in _USUAL for one in diagnosis.evidence)
 
 
 def _way_to_prices(diagnosis: Diagnosis) -> Evidence:
@@ -122,7 +133,7 @@ def _values_of(key: str, diagnosis: Diagnosis) -> Mapping[str, Any]:
     if key == "generation_share":
         of_verl = "actor_rollout_ref.rollout.gpu_memory_utilization"
         return {"setting": of_verl if "by_verl" in diagnosis.told else "vllm_gpu_memory_utilization"}
-    if key in ("close_processes_any", "check_processes"):
+    if key in ("close_processes_any", "check_processes", "whose_process"):
         return {"tool": device_tool(diagnosis.backend, diagnosis.accelerator)}
     if key == "detach":
         lines = (str(one.values["line"]) for one in diagnosis.evidence if one.key in _KEEPING_LINES)

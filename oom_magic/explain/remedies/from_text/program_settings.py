@@ -86,7 +86,8 @@ def line_of(key: str, program: str, limits: Mapping[str, float], *, in_python: b
     if options is None:
         return None
     defaults = _DEFAULTS.get(program, {})
-    options = " ".join(one for one in _OPTIONS_APART.split(options) if _says_more(one, limits, defaults))
+    parts = _OPTIONS_APART.split(options)
+    options = " ".join(one for one in parts if _says_more(one, limits, defaults) and _can_change(one, limits))
     command, call = _STARTS[program]
     if not options:
         return ""
@@ -105,9 +106,15 @@ def _says_more(option: str, limits: Mapping[str, float], defaults: Mapping[str, 
     return not fields or is_stated or any(name in limits or name in defaults for name in fields)
 
 
-def names_of(key: str, program: str, *, in_python: bool) -> str:
+def _can_change(option: str, limits: Mapping[str, float]) -> bool:
+    """Whether a setting that is to be halved is above 1."""
+    return not any(spec == "half" and limits.get(name or "") == 1 for _, name, spec, _ in Formatter().parse(option))
+
+
+def names_of(key: str, program: str, limits: Mapping[str, float], *, in_python: bool) -> str:
     """The names of a change's settings, as a sentence has them; empty where the program has none of its own."""
-    options = _OPTIONS.get(program, {}).get(key, "")
+    parts = _OPTIONS_APART.split(_OPTIONS.get(program, {}).get(key, ""))
+    options = " ".join(one for one in parts if _can_change(one, limits))
     names = [one["name"] for one in _OPTION.finditer(options)]
     return ", ".join(map(_python_name, names) if in_python and _STARTS[program][1] else names)
 
