@@ -224,6 +224,6 @@ for step in range(10):
     ),
     {"AMP": "if True"},
     FILLED,
-    names("mixed_precision"),
+    names("mixed_precision", "half_weights"),
     {"mixed_precision": put(AMP='with torch.autocast("cuda", dtype=torch.bfloat16)')},
 )
