@@ -7,6 +7,7 @@ import collections
 import copy
 import gc
 import hashlib
+import importlib
 import io
 import logging.config
 import logging.handlers
@@ -280,3 +281,41 @@ def test_what_handlers_of_logs_keep_is_as_before() -> None:
     assert values()[0] == before and values()[1:] == rest and rest[0][0][1] == [] and text.stream is stream
     for handler in handlers:
         logger.removeHandler(handler)
+
+
+LIBRARY = """
+class Logger:
+    def __init__(self):
+        self.sinks, self.level = {}, 10
+    def add(self, path):
+        self.sinks[path] = open(path, "w")
+    def log(self, text):
+        for sink in self.sinks.values():
+            sink.write(text)
+            sink.flush()
+logger = Logger()
+"""
+
+
+def test_a_library_s_own_object_is_put_back_where_only_its_module_leads_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "site-packages"
+    home.mkdir()
+    (home / "dry_library.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(home)
+    library: Any = importlib.import_module("dry_library")
+    before, after = str(tmp_path / "a.log"), str(tmp_path / "b.log")
+    library.logger.add(before)
+
+    def run() -> None:
+        library.logger.log("inside")
+        library.logger.sinks.pop(before).close()
+        library.logger.add(after)
+        library.logger.level = 0
+
+    dry_run(run, {"library": library})
+    library.logger.log("outside")
+    assert list(library.logger.sinks) == [before] and library.logger.level == 10
+    assert Path(before).read_text() == "outside" and not Path(after).exists()
+    library.logger.sinks[before].close()

@@ -193,6 +193,8 @@ VALUES = {  # that were decided without a GPU: what makes them, where they are r
                        "opt.param_groups[0]['fused']", "True"),
     "a loader's": ("rows = torch.utils.data.DataLoader(range(64), batch_size=32 if torch.cuda.is_available() else 4)",
                    "len(next(iter(rows)))", "32"),
+    "a loader's by a name": ("if torch.cuda.is_available():\n    size = 32\nelse:\n    size = 4\n"
+                             "rows = torch.utils.data.DataLoader(range(64), size)", "len(next(iter(rows)))", "32"),
     "set since": ("class Config:\n    amp = torch.cuda.is_available()\nConfig.amp = False", "Config.amp", "False"),
     "with an effect": ("log = []\nclass Config:\n    amp = log.append(1) or torch.cuda.is_available()",
                        "Config.amp + len(log)", "1"),

@@ -109,7 +109,7 @@ class DecidedNames:
                     decided[name] = statement
                 else:
                     decided.pop(name, None)
-        found.places = read_placements(statements, namespace, presumed)
+        found.places = read_placements(statements, namespace, decided.keys(), presumed)
         found._check(decided)
         return found
 

@@ -7,7 +7,7 @@ import inspect
 import itertools
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -66,12 +66,14 @@ class Calls(ABC):
         pinned: frozenset[str] = frozenset(),
         caller: Calls | None = None,
         names: dict[str, Place] | None = None,
+        decided: Collection[str] = frozenset(),  # names of the module with another value on a GPU
     ) -> None:
         self.namespace = namespace
         self.names: dict[str, Place] = dict.fromkeys(pinned, Where.DEVICE)
         self.returned: Place = Where.UNKNOWN
         self._above = {} if names is None else names  # the names of the level above
         self._own: dict[str, ast.expr] = {}  # what the names of this level alone were computed from
+        self._decided = decided if caller is None else caller._decided
         self._pinned = pinned
         self._is_inner = caller is not None
         self._depth: int = 0 if caller is None else caller._depth + 1
@@ -104,6 +106,10 @@ class Calls(ABC):
 
     def _seen(self, name: str) -> Place:
         return self.names.get(name, self._above.get(name, Where.UNKNOWN))
+
+    def _has_decided(self, name: str) -> bool:
+        """Whether a name is one of the module that has another value on a GPU."""
+        return name in self._decided and not (self._is_inner and name in self.names)
 
     def _is_plain(self, node: ast.expr) -> bool:
         """Whether an expression can be looked up, and is a number, a text or a type that says no device."""
@@ -199,9 +205,11 @@ class Calls(ABC):
         found = Where.GPU if found is Where.DEVICE else found
         if found is Where.UNKNOWN and len(args) == 1 and isinstance(args[0], PlacedParts) and args[0].kind is None:
             return copied(args[0])  # settings, as OmegaConf.create makes them of a dictionary
-        decided: dict[Hashable, Place] = {name: one for name, one in options.items() if isinstance(one, Computed)}
-        is_kept = isinstance(kind, type) and issubclass(kind, (torch.optim.Optimizer, DataLoader))
-        return PlacedParts({**decided, REST: found}) if decided and is_kept else found
+        if not isinstance(kind, type) or not issubclass(kind, (torch.optim.Optimizer, DataLoader)):
+            return found
+        given = {**dict(zip(inspect.signature(kind).parameters, args, strict=False)), **options}
+        decided: dict[Hashable, Place] = {name: one for name, one in given.items() if isinstance(one, Computed)}
+        return PlacedParts({**decided, REST: found}) if decided else found
 
     def _moved(self, func: ast.Attribute, node: ast.Call) -> Place:
         """``x.to(device)``; a module and what it holds are moved in place."""

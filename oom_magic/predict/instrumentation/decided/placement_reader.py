@@ -31,13 +31,14 @@ _MOST_STEPS = 100_000  # expressions gone through
 def read_placements(
     statements: Iterable[ast.stmt],
     namespace: Mapping[str, Any],
+    decided: Collection[str] = (),
     pinned: Collection[str] = (),
 ) -> dict[str, Place]:
     """The places of the names that top-level ``statements`` assign; DEFAULT is where PyTorch then makes tensors.
 
-    The names ``pinned`` are devices, whatever the code says.
+    The names ``decided`` have another value on a GPU, the names ``pinned`` are devices, whatever the code says.
     """
-    reader = _Reader(namespace, frozenset(pinned))
+    reader = _Reader(namespace, frozenset(pinned), decided=decided)
     for statement in statements:
         reader.run(statement)
     if reader.default is Where.GPU:
@@ -182,7 +183,8 @@ class _Reader(Calls):
     def _stored(self, node: ast.expr) -> Place:
         """The place of a value that is kept; if it has none, how it depends on there being a GPU."""
         found = self.place(node)
-        is_plain = isinstance(node, ast.Constant) or (isinstance(node, ast.Name) and node.id in self.names)
+        is_name = isinstance(node, ast.Name) and node.id in self.names and not self._has_decided(node.id)
+        is_plain = is_name or isinstance(node, ast.Constant)
         if found not in (Where.UNKNOWN, Where.ASKED) or (self._decided_by is None and is_plain):
             return found
         is_decided = self._decided_by is not None or self._is_decided(node)
@@ -315,6 +317,8 @@ class _Reader(Calls):
         parts = list(ast.walk(test))
         calls = [part.func for part in parts if isinstance(part, ast.Call)]
         if any(is_question(call) or asking_function(call, self.namespace) is not None for call in calls):
+            return True
+        if any(isinstance(part, ast.Name) and self._has_decided(part.id) for part in parts):
             return True
         told = (Where.DEVICE, Where.ASKED)
         looked_up = (part for part in parts if isinstance(part, (ast.Name, ast.Attribute)))

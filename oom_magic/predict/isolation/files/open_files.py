@@ -30,7 +30,7 @@ from oom_magic.language import _
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.live_objects import FILES, find_live_objects
 from oom_magic.predict.isolation.objects.copies import DatabaseCopy
-from oom_magic.predict.isolation.objects.users_objects import log_handlers
+from oom_magic.predict.isolation.objects.users_objects import kept_by, log_handlers
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.reach import NOT_WALKED
 from oom_magic.predict.isolation.run_threads import Scope
@@ -119,7 +119,9 @@ def _reachable(
     wanted = {id(one): one for one in known if not isinstance(one, FILES) or _layers(one) is not None}
     found: dict[int, Any] = {}
     streams = [one.stream for one in log_handlers() if type(one) is logging.StreamHandler]
-    level: list[Any] = [*namespaces, function, streams]
+    values = [value for names in namespaces for value in list(names.values())]
+    kept = [kept_by(one) for one in values if isinstance(one, types.ModuleType)]
+    level: list[Any] = [*namespaces, function, streams, *kept]
     seen = set(map(id, level))
     while level and wanted and len(seen) < _MOST_OBJECTS:
         level = _walked(gc.get_referents(*level))

@@ -56,6 +56,7 @@ _WALKED_ALL_THE_SAME = (
 _OF_PYTHON = ("asyncio", "logging", "threading")
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # noted with all modules that are alive
 _NOT_WALKED = NOT_WALKED - {"matplotlib"}  # figures are the user's
+_WITHOUT_OBJECTS = frozenset(("torch", "numpy", *NOT_WALKED))  # libraries whose modules have no objects to change
 _CONTAINERS = (list, dict, set, deque, OrderedDict)
 _SETTINGS = frozenset((str, int, float, bool, type(None)))  # most settings of libraries
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__doc__")
@@ -230,6 +231,7 @@ def _noted(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
             yield from [value for name, value in vars(one).items() if not name.startswith("__")]
         else:
             _note_library(notes, one)
+            yield from kept_by(one)
     elif isinstance(one, type):
         if is_users_class(one):
             before = dict(vars(one))
@@ -384,6 +386,20 @@ def _note_library(notes: Notes, module: types.ModuleType) -> None:
     owners = [module, *(kind for kind in kinds if not is_users_class(kind))]
     for owner in owners:
         notes.add_undo(functools.partial(_restore_library, owner, dict(vars(owner))))
+
+
+def kept_by(module: types.ModuleType) -> list[Any]:
+    """A library's own objects that code changes through its module (``loguru.logger``)."""
+    home = str(module.__name__).partition(".")[0]
+    if home in _WITHOUT_OBJECTS or home in sys.stdlib_module_names:
+        return []
+    values = list(vars(module).values())
+    return [one for one in values if _is_of(type(one), home) and hasattr(one, "__dict__") and not callable(one)]
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_of(kind: type, home: str) -> bool:
+    return not issubclass(kind, (type, types.ModuleType)) and str(kind.__module__).partition(".")[0] == home
 
 
 def _restore_library(owner: Any, before: dict[str, Any]) -> None:
