@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -99,6 +99,9 @@ class Closing(ast.NodeTransformer):
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         """Of an object what it was computed from, of a device's that of a device."""
+        if not is_path(node):
+            self.generic_visit(node)
+            return node
         found = self._place(node)
         if isinstance(found, Computed):
             return found.node
@@ -106,9 +109,8 @@ class Closing(ast.NodeTransformer):
             return ast.Attribute(_device(f"torch.device({_TEXT})"), node.attr, ast.Load())
         if _names_device(found) and self._is_local(node):
             return _device(_TEXT)
-        made = self.generic_visit(node)
-        assert isinstance(made, ast.Attribute)
-        return made
+        self.generic_visit(node)
+        return node
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         """The expression that a local name was computed from."""
@@ -128,6 +130,13 @@ class Closing(ast.NodeTransformer):
         while isinstance(node, ast.Attribute):
             node = node.value
         return isinstance(node, ast.Name) and node.id in self._level and node.id not in self._own
+
+
+def is_path(node: ast.AST) -> TypeGuard[ast.expr]:
+    """Whether code is a name, or an attribute of one: looking at it costs nothing."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name)
 
 
 def _names_device(place: Any) -> bool:

@@ -73,7 +73,7 @@ class Calls(ABC):
         self.returned: Place = Where.UNKNOWN
         self._above = {} if names is None else names  # the names of the level above
         self._own: dict[str, ast.expr] = {}  # what the names of this level alone were computed from
-        self._decided = decided if caller is None else caller._decided
+        self._decided: Collection[str] = decided if caller is None else caller._decided
         self._pinned = pinned
         self._is_inner = caller is not None
         self._depth: int = 0 if caller is None else caller._depth + 1

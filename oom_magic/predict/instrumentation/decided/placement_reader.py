@@ -11,7 +11,7 @@ import ast
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any
 
-from oom_magic.predict.instrumentation.decided.computed import Closing, Computed, asking_function, is_question
+from oom_magic.predict.instrumentation.decided.computed import Closing, Computed, asking_function, is_path, is_question
 from oom_magic.predict.instrumentation.decided.placement_calls import ON_GPU, PLAIN, Calls, is_property, name_of
 from oom_magic.predict.instrumentation.decided.placements import (
     REST,
@@ -24,6 +24,7 @@ from oom_magic.predict.instrumentation.decided.placements import (
     whole,
 )
 
+_TOLD = (Where.DEVICE, Where.ASKED)
 DEFAULT = "torch.get_default_device()"
 _MOST_STEPS = 100_000  # expressions gone through
 
@@ -187,7 +188,7 @@ class _Reader(Calls):
         is_plain = is_name or isinstance(node, ast.Constant)
         if found not in (Where.UNKNOWN, Where.ASKED) or (self._decided_by is None and is_plain):
             return found
-        is_decided = self._decided_by is not None or self._is_decided(node)
+        is_decided = self._decided_by is not None or self._depends(node)
         closed = self._closed(node) if is_decided else None
         made = None if closed is None else Computed.of(closed, self.namespace, self._decided_by)
         return found if made is None else made
@@ -314,15 +315,17 @@ class _Reader(Calls):
 
     def _is_decided(self, test: ast.expr) -> bool:
         """Whether a test depends on there being a GPU."""
-        parts = list(ast.walk(test))
+        return self._depends(test) or whole(self.place(test)) in _TOLD
+
+    def _depends(self, node: ast.expr) -> bool:
+        """Whether an expression asks for the GPU, or reads what was decided so; its calls are not gone through."""
+        parts = list(ast.walk(node))
         calls = [part.func for part in parts if isinstance(part, ast.Call)]
         if any(is_question(call) or asking_function(call, self.namespace) is not None for call in calls):
             return True
         if any(isinstance(part, ast.Name) and self._has_decided(part.id) for part in parts):
             return True
-        told = (Where.DEVICE, Where.ASKED)
-        looked_up = (part for part in parts if isinstance(part, (ast.Name, ast.Attribute)))
-        return whole(self.place(test)) in told or any(whole(self.place(part)) in told for part in looked_up)
+        return any(whole(self.place(part)) in _TOLD for part in parts if is_path(part))
 
 
 def _key(target: ast.Attribute | ast.Subscript) -> Hashable:

@@ -393,8 +393,9 @@ def kept_by(module: types.ModuleType) -> list[Any]:
     home = str(module.__name__).partition(".")[0]
     if home in _WITHOUT_OBJECTS or home in sys.stdlib_module_names:
         return []
-    values = list(vars(module).values())
-    return [one for one in values if _is_of(type(one), home) and hasattr(one, "__dict__") and not callable(one)]
+    values = [(one, type(one)) for one in list(vars(module).values())]
+    own = [one for one, kind in values if _is_of(kind, home)]  # type: ignore[arg-type]
+    return [one for one in own if hasattr(one, "__dict__") and not callable(one)]
 
 
 @functools.lru_cache(maxsize=4096)
