@@ -184,3 +184,18 @@ def test_what_only_the_cpu_leaves_out_is_not_known() -> None:
             optimizer.step()
 
     assert om.dry_run(train, gpu="A100 80GB").peak_allocated_bytes > 0
+
+
+def test_large_constants_that_are_joined_stay_known() -> None:
+    """As pruning over several layers joins their masks of ones."""
+    found = []
+
+    def program() -> None:
+        ones = torch.ones(400_000, device="cuda")
+        found.extend(len(joined[joined == 1]) for joined in (torch.cat([ones, ones[1:]]), torch.stack([ones, ones])))
+        mixed = torch.cat([ones, ones * 0])
+        found.append(len(mixed[mixed == 1]))
+
+    report = om.dry_run(program)
+    assert found == [799_999, 800_000, 400_000]
+    assert any("every other element" in assumption.text for assumption in report.assumptions)  # of the mixed one

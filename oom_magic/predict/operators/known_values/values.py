@@ -239,13 +239,17 @@ class Values:
         return shadow is not None and shadow.is_known(tensor)
 
     def _are_constant(self, func: OpOverload, tensors: list[torch.Tensor]) -> bool:
-        """Whether an operator maps constants to a constant: an elementwise one, or one such as ``min`` or ``any``."""
-        if torch.Tag.pointwise not in func.tags and func not in _AS_THEIR_ELEMENTS:
+        """Whether an operator maps constants to a constant: an elementwise one, one such as ``min`` or ``any``, or one
+        that joins equal ones."""
+        if torch.Tag.pointwise not in func.tags and func not in _AS_THEIR_ELEMENTS and func not in _JOINS:
             return False
-        return all(
+        are_constant = all(
             tensor.numel() == 1 if not tensor.is_meta else self._shadows[_key(tensor)].constant is not None
             for tensor in tensors
         )
+        if not are_constant or func not in _JOINS:
+            return are_constant
+        return len({element.item() for element in map(self._element, tensors) if element is not None}) == 1
 
     def _element(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """One element of a constant, with as many dimensions as it has."""
@@ -354,6 +358,7 @@ _AS_THEIR_ELEMENTS = {
     aten.all.default, aten.all.dim, aten.any.default, aten.any.dim, aten.amax.default, aten.amin.default,
     aten.max.default, aten.min.default, aten.clone.default, aten._to_copy.default,
 }  # fmt: skip
+_JOINS = {aten.cat.default, aten.stack.default}
 # Operators that move elements and compute nothing: what is known of their inputs is known of their results.
 _MOVES = {
     aten.clone.default, aten._to_copy.default, aten.cat.default, aten.stack.default, aten.index.Tensor,
