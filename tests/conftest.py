@@ -77,11 +77,12 @@ def _room_for_every_test_s_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def fresh_accelerate() -> ModuleType:
-    """accelerate, which knows nothing of what other tests made with it for real."""
+def fresh_accelerate() -> Iterator[ModuleType]:
+    """accelerate, which knows nothing of what tests before made with it for real, nor those after of what this one does."""
     accelerate: ModuleType = pytest.importorskip("accelerate")
     accelerate.state.AcceleratorState._reset_state(True)
-    return accelerate
+    yield accelerate
+    accelerate.state.AcceleratorState._reset_state(True)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ NAME = re.compile(r"_[A-Za-z]\w*")
 # Names of other libraries, or of Python, that PyTorch has as well.
 OTHERS = {
     "_clear_cache", "_close_pipe_fds", "_config", "_count", "_debug", "_fmt", "_get_device_map", "_hashlib", "_is_mine", "_local",
-    "_registry",
+    "_member_map_", "_registry",
 }  # fmt: skip
 
 

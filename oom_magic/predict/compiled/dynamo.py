@@ -6,7 +6,6 @@ import copy
 import re
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import _lru_cache_wrapper
@@ -84,7 +83,8 @@ class Compiler:
         return [
             (convert_frame.CatchErrorsWrapper, {"__call__": self._convert()}),
             (convert_frame, {_REASONS: _with_modes(getattr(convert_frame, _REASONS))}),
-            (convert_frame, {"compute_cache_size": self._traces.cache_size, "FRAME_COMPILE_COUNTER": Counter()}),
+            (convert_frame, {"compute_cache_size": self._traces.cache_size}),
+            (convert_frame, {"FRAME_COMPILE_COUNTER": type(convert_frame.FRAME_COMPILE_COUNTER)()}),
             (guards.CheckFunctionManager, {"__init__": _guarded_with_modes()}),
             (torch._dynamo.utils, {"set_torch_function_mode_stack": _set_modes_below_view}),
             (pgo, {**no_profile, "put_code_state": lambda: None, "get_cache_key": lambda: None}),

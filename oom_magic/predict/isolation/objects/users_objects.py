@@ -390,8 +390,8 @@ def _note_library(notes: Notes, module: types.ModuleType) -> None:
 
 def kept_by(module: types.ModuleType) -> list[Any]:
     """A library's own objects that code changes through its module (``loguru.logger``)."""
-    home = str(module.__name__).partition(".")[0]
-    if home in _WITHOUT_OBJECTS or home in sys.stdlib_module_names:
+    home = str(vars(module).get("__name__") or "").partition(".")[0]  # %run leaves modules without a name
+    if not home or home in _WITHOUT_OBJECTS or home in sys.stdlib_module_names:
         return []
     values = [(one, type(one)) for one in list(vars(module).values())]
     own = [one for one, kind in values if _is_of(kind, home)]  # type: ignore[arg-type]
