@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,7 @@ GOLDEN = Path(__file__).parent / "golden"
 # No test is timed: a slow machine is not a fault of the code.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+_BEGAN = time.monotonic()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,11 +30,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-browser", action="store_true", help="Run tests/browser; fail if that cannot be.")
     parser.addoption("--notebooks", action="store_true", help="Execute every notebook; takes minutes.")
     parser.addoption("--slow", action="store_true", help="Run the tests marked slow too; takes many minutes.")
+    parser.addoption("--seconds", type=float, help="Leave out the tests that would begin after so many.")
     parser.addoption(
         "--require-truth",
         action="store_true",
         help="Fail where a recorded truth is not compared: other versions are here.",
     )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out a test whose time is used up, in words."""
+    seconds = item.config.getoption("--seconds")
+    if seconds is not None and time.monotonic() - _BEGAN > seconds:
+        pytest.skip(f"left out: the {seconds:.0f} s of --seconds are used up")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
