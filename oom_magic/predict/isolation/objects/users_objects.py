@@ -393,12 +393,11 @@ def kept_by(module: types.ModuleType) -> list[Any]:
     home = str(vars(module).get("__name__") or "").partition(".")[0]  # %run leaves modules without a name
     if not home or home in _WITHOUT_OBJECTS or home in sys.stdlib_module_names:
         return []
-    values = [(one, type(one)) for one in list(vars(module).values())]
-    own = [one for one, kind in values if _is_of(kind, home)]  # type: ignore[arg-type]
-    return [one for one in own if hasattr(one, "__dict__") and not callable(one)]
+    values = list(vars(module).values())
+    own = {kind for kind in set(map(type, values)) if _is_of(kind, home)}
+    return [one for one in values if type(one) in own and hasattr(one, "__dict__") and not callable(one)]
 
 
-@functools.lru_cache(maxsize=4096)
 def _is_of(kind: type, home: str) -> bool:
     return not issubclass(kind, (type, types.ModuleType)) and str(kind.__module__).partition(".")[0] == home
 
