@@ -218,6 +218,39 @@ VALUES = {  # that were decided without a GPU: what makes them, where they are r
     "keywords": ("class Trainer:\n    def __init__(self, where):\n        self.put = dict(device=where)\n"
                  "        self.rows = torch.ones(3, **self.put)\ntrainer = Trainer(device)",
                  "(trainer.rows.device.type, trainer.put['device'])", "('cuda', 'cuda')"),
+    "keywords that a GPU fills": ("import inspect\ndef configure(model, where):\n"
+                                  "    fused = 'fused' in inspect.signature(torch.optim.AdamW).parameters\n"
+                                  "    use_fused = fused and where == 'cuda'\n"
+                                  "    extra_args = dict(fused=True) if use_fused else dict()\n"
+                                  "    made = torch.optim.AdamW(model.parameters(), lr=1e-3, **extra_args)\n"
+                                  "    return made\nopt = configure(net, device)",
+                                  "(opt.param_groups[0]['fused'], opt.defaults['fused'])", "(True, True)"),
+    "keywords updated": ("settings = {'batch_size': 4}\nif device == 'cuda':\n    settings.update({'pin_memory': True})\n"
+                         "    settings.update(timeout=3)\n"
+                         "rows = torch.utils.data.DataLoader(range(64), **settings)",
+                         "(rows.pin_memory, rows.timeout, len(settings))", "(True, 3, 3)"),
+    "a class with branches": ("class Config:\n    if torch.cuda.is_available():\n        rows = 64\n"
+                              "    elif torch.backends.mps.is_available():\n        rows = 16\n"
+                              "    else:\n        rows = 8\ncfg = Config()", "cfg.rows", "64"),
+    "a local name of both branches": ("class Trainer:\n    def __init__(self, where):\n        shown = 1\n"
+                                      "        if where != 'cuda':\n            dtype, rows = torch.float32, 8\n"
+                                      "            rows = 8\n            dtype = torch.float32\n"
+                                      "        else:\n            dtype = torch.float16\n            rows = 32\n"
+                                      "            shown = 2\n        self.told = {'rows': rows * 2, 'shown': shown}\n"
+                                      "        self.dtype = dtype\ntrainer = Trainer(device)",
+                                      "(trainer.dtype, trainer.told)", "(torch.float16, {'rows': 64, 'shown': 2})"),
+    "both branches, set since": ("class Config:\n    if torch.cuda.is_available():\n        rows = 64\n    else:\n"
+                                 "        rows = 8\nConfig.rows = 16", "Config.rows", "16"),
+    "fields of attrs": ("import attrs\n@attrs.frozen\nclass Config:\n    where: str = device\n"
+                        "    amp: bool = attrs.field(factory=lambda: torch.cuda.is_available())\n"
+                        "    rows: int = attrs.field(default=64 if torch.cuda.is_available() else 8)\ncfg = Config()",
+                        "(cfg, Config())", "(Config('cuda', True, 64), Config('cuda', True, 64))"),
+    "a tuple with names": ("from typing import NamedTuple\nclass Config(NamedTuple):\n    where: str = device\n"
+                           "    rows: int = 64 if torch.cuda.is_available() else 8\ncfg = Config()",
+                           "tuple(cfg) + tuple(Config())", "('cuda', 64, 'cuda', 64)"),
+    "slots": ("class Config:\n    __slots__ = ('where', 'rows')\n    def __init__(self, where=device):\n"
+              "        self.where, self.rows = where, 64 if where == 'cuda' else 8\ncfg = Config()",
+              "(cfg.where, cfg.rows)", "('cuda', 64)"),
     "environment": ("import os\nos.environ['DRY_DEVICE'] = device", "torch.device(os.environ['DRY_DEVICE']).type", "'cuda'"),
     "a member": ("import enum\nclass Dev(enum.Enum):\n    MAIN = device\n    HOST = 'cpu'",
                  "Dev.MAIN.value + Dev.HOST.value", "'cudacpu'"),

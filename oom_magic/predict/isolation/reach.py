@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from oom_magic.predict.isolation.snapshot import addresses_in
 from oom_magic.user_code import is_users_file
 
 # Objects of these lead everywhere, for example a notebook's shell to all of its history.
@@ -125,13 +126,14 @@ def named(code: types.CodeType, names: dict[str, Any]) -> Iterator[Any]:
 def users_modules() -> Iterator[types.ModuleType]:
     """The modules of the user's that any code can import."""
     everything = list(sys.modules.values())
-    identities = list(map(id, everything))
-    if identities != _users_places[0]:
-        _users_places[:] = identities, [at for at, module in enumerate(everything) if is_users_module(module)]
-    return (everything[at] for at in _users_places[1])
+    addresses = addresses_in(tuple(everything))
+    if addresses not in _users_places:
+        _users_places.clear()
+        _users_places[addresses] = [at for at, module in enumerate(everything) if is_users_module(module)]
+    return (everything[at] for at in _users_places[addresses])
 
 
-_users_places: list[list[int]] = [[], []]  # the identities of all modules, and which of them are the user's
+_users_places: dict[bytes, list[int]] = {}  # by the addresses of all modules: which of them are the user's
 
 
 def used_by_other_threads(own: Collection[int]) -> tuple[Reach, list[str]] | None:

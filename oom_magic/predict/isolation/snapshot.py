@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import ctypes
 import functools
 import itertools
 import operator
@@ -16,17 +17,6 @@ from typing import Any
 
 _DICTS = (dict, OrderedDict, defaultdict)
 _CONTAINERS = (*_DICTS, list, set, deque)
-_AT_ONCE = 500  # containers that are compared in one step
-
-
-@dataclass(frozen=True, slots=True)
-class _Noted:
-    """A container, its owner and path, and its contents."""
-
-    owner: Any
-    path: tuple[Hashable, ...]
-    container: Any
-    contents: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,31 +39,29 @@ class _Change:
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """The contents of many containers of one type in one list: separate copies would take twice as long."""
+    """The contents of many containers of one type in one tuple: separate copies would take twice as long."""
 
     kind: Any
     containers: list[Any]
     lengths: list[int]
-    items: list[Any]  # of dicts the keys
-    values: list[Any]  # of dicts only
+    items: tuple[Any, ...]  # of dicts the keys
+    values: tuple[Any, ...]  # of dicts only
 
     @classmethod
     def of(cls, kind: Any, containers: list[Any]) -> Alike:
         """Their contents at one moment, although another thread may be filling them."""
         while True:
             lengths = list(map(len, containers))
-            items, values = map(list, _items_and_values(kind, containers))
-            if len(items) == sum(lengths) and all(map(operator.eq, lengths, map(len, containers))):
+            items, values = _items_and_values(kind, containers)
+            if len(items) == sum(lengths) and lengths == list(map(len, containers)):
                 return cls(kind, containers, lengths, items, values)
 
     def are_unchanged(self) -> bool:
         """Whether each holds the very objects that it held, in the same order."""
+        if self.lengths != list(map(len, self.containers)):
+            return False
         items, values = _items_and_values(self.kind, self.containers)
-        return (
-            all(map(operator.eq, self.lengths, map(len, self.containers)))
-            and all(map(operator.is_, self.items, items))
-            and all(map(operator.is_, self.values, values))
-        )
+        return addresses_in(self.items) == addresses_in(items) and addresses_in(self.values) == addresses_in(values)
 
     def pairs(self) -> Iterator[tuple[Any, Any]]:
         """The containers, each with what it held."""
@@ -86,13 +74,29 @@ class Alike:
             )
 
 
-def _items_and_values(kind: Any, containers: list[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
-    chain = itertools.chain.from_iterable
-    return chain(containers), chain(map(kind.values, containers)) if _is_dict(kind) else iter(())
+def _items_and_values(kind: Any, containers: list[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """By way of lists: a tuple that grows must be in no list of all objects, which another thread may be making."""
+    items = list(itertools.chain.from_iterable(containers))
+    values = list(itertools.chain.from_iterable(map(kind.values, containers))) if _is_dict(kind) else []
+    return tuple(items), tuple(values)
 
 
 def _is_dict(kind: Any) -> bool:
     return issubclass(kind, (dict, MappingProxyType))
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Containers of one type that are parts of objects, by a path in each."""
+
+    owners: Sequence[Any]
+    paths: Sequence[tuple[Hashable, ...]]
+    noted: Alike
+
+    def each(self) -> Iterator[tuple[Any, tuple[Hashable, ...], Any, Any]]:
+        """The object, the path, the container, and what it held."""
+        for owner, path, (container, contents) in zip(self.owners, self.paths, self.noted.pairs(), strict=True):
+            yield owner, path, container, contents
 
 
 Changes = dict[tuple[int, tuple[Hashable, ...]], _Change]  # by the identity of the owner, and the path in it
@@ -102,7 +106,7 @@ class Snapshot:
     """What some containers hold, nested ones included, to be put back in place."""
 
     def __init__(self, but: Collection[int] = ()) -> None:
-        self._entries: list[_Noted] = []
+        self._parts: list[_Parts] = []
         self._plain: list[tuple[Any, Any]] = []  # containers without an owner, and their contents
         self._alike: list[Alike] = []
         self._undo: list[Callable[[], object]] = []
@@ -134,39 +138,51 @@ class Snapshot:
         """Note what puts something else back; it can be called again."""
         self._undo.append(undo)
 
-    def add(self, container: Any, depth: int, owner: Any = None, path: tuple[Hashable, ...] = ()) -> None:
+    def add(self, container: Any, depth: int, owner: Any = None) -> None:
         """Note ``container`` and the containers in it, ``depth`` levels deep. ``owner`` is the object it is part of."""
-        if depth == 0 or type(container) not in _CONTAINERS or id(container) in self._seen:
-            return
-        self._seen.add(id(container))
-        contents = dict(container) if isinstance(container, dict) else list(container)
-        self._entries.append(_Noted(owner, path, container, contents))
-        for key, item in contents.items() if isinstance(contents, dict) else enumerate(contents):
-            if type(item) in _CONTAINERS:
-                self.add(item, depth - 1, owner, (*path, key if type(key) in (str, int) else id(key)))
+        self._add([(owner, (), container)], depth)
+
+    def add_attributes(self, owners: Sequence[Any], depth: int) -> None:
+        """Note the attributes of many objects, and the containers in them."""
+        self._add([(owner, (), vars(owner)) for owner in owners], depth)
+
+    def _add(self, level: list[tuple[Any, tuple[Hashable, ...], Any]], depth: int) -> None:
+        for _ in range(depth):
+            new = {id(one[2]): one for one in reversed(level) if type(one[2]) in _CONTAINERS}  # of each the first
+            level = [one for known, one in reversed(new.items()) if known not in self._seen]
+            self._seen.update(new)
+            for kind in dict.fromkeys(type(container) for _owner, _path, container in level):
+                owners, paths, containers = zip(*(one for one in level if type(one[2]) is kind), strict=True)
+                self._parts.append(_Parts(owners, paths, Alike.of(kind, list(containers))))
+            level = [
+                (owner, (*path, key if type(key) in (str, int) else id(key)), item)
+                for owner, path, container in level
+                for key, item in list(container.items() if isinstance(container, dict) else enumerate(container))
+                if type(item) in _CONTAINERS
+            ]
 
     def changes(self) -> Changes:
         """The changes since, of containers with an owner. The owners are not kept alive."""
         found = {}
-        for one in self._entries:
-            change = _change(one) if one.owner is not None else None
+        for owner, path, container, contents in itertools.chain.from_iterable(map(_Parts.each, self._parts)):
+            change = _change(owner, container, contents) if owner is not None else None
             if change is not None:
-                found[id(one.owner), one.path] = change
+                found[id(owner), path] = change
         return found
 
     def apply(self, changes: Changes) -> None:
         """Make changes that were found between two other moments."""
-        for one in self._entries if changes else ():
-            change = changes.get((id(one.owner), one.path))
-            if change is not None and change.owner() is one.owner:
-                change.apply(one.container)
+        for parts in self._parts if changes else ():
+            for owner, path, container in zip(parts.owners, parts.paths, parts.noted.containers, strict=True):
+                change = changes.get((id(owner), path))
+                if change is not None and change.owner() is owner:
+                    change.apply(container)
 
     def restore(self) -> None:
         """Restore the recorded contents where they differ now; at the end raise the last error there was."""
-        changed = (pair for some in self._alike if not some.are_unchanged() for pair in some.pairs())
-        chunks = (self._entries[at : at + _AT_ONCE] for at in range(0, len(self._entries), _AT_ONCE))
-        noted = ((one.container, one.contents) for some in chunks if not _are_unchanged(some) for one in some)
-        for container, contents in itertools.chain(self._plain, changed, noted):
+        alike = (*self._alike, *(parts.noted for parts in self._parts))
+        changed = (pair for some in alike if not some.are_unchanged() for pair in some.pairs())
+        for container, contents in itertools.chain(self._plain, changed):
             if not is_unchanged(contents, container):
                 fill(container, contents)
         with contextlib.ExitStack() as stack:  # what lies over something else last, and none is left out for an error
@@ -174,23 +190,16 @@ class Snapshot:
                 stack.callback(undo)
 
 
-def _are_unchanged(some: list[_Noted]) -> bool:
-    """Whether each of some containers holds the very objects that it held; no step is Python's own for each."""
-    containers, contents = [one.container for one in some], [one.contents for one in some]
-    values = [[one.values() for one in all_of if isinstance(one, dict)] for all_of in (containers, contents)]
-    chain = itertools.chain.from_iterable
-    return (
-        list(map(len, containers)) == list(map(len, contents))
-        and all(map(operator.is_, chain(containers), chain(contents)))
-        and all(map(operator.is_, *map(chain, values)))
-    )
-
-
 def _restore_classes(objects: Sequence[Any], before: list[type]) -> None:
     if not all(map(operator.is_, map(type, objects), before)):
         for one, kind in zip(objects, before, strict=True):
             if type(one) is not kind:
                 one.__class__ = kind
+
+
+def addresses_in(items: tuple[Any, ...]) -> bytes:
+    """Which objects a tuple holds: CPython keeps their addresses one after the other behind the tuple's own fields."""
+    return ctypes.string_at(id(items) + tuple.__basicsize__, len(items) * tuple.__itemsize__)
 
 
 def is_unchanged(before: Any, now: Any) -> bool:
@@ -224,12 +233,11 @@ def fill(container: Any, contents: Any) -> None:
                 container[key] = value
 
 
-def _change(noted: _Noted) -> _Change | None:
-    before, now = noted.contents, noted.container
+def _change(owner: Any, now: Any, before: Any) -> _Change | None:
     if isinstance(now, dict):
         changed = {key: value for key, value in now.items() if key not in before or before[key] is not value}
         lacking = frozenset(before.keys() - now.keys())
-        return _Change(weakref.ref(noted.owner), changed, lacking) if changed or lacking else None
+        return _Change(weakref.ref(owner), changed, lacking) if changed or lacking else None
     contents = list(now)
     is_same = len(contents) == len(before) and all(map(operator.is_, contents, before))
-    return None if is_same else _Change(weakref.ref(noted.owner), contents)
+    return None if is_same else _Change(weakref.ref(owner), contents)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import itertools
 import textwrap
@@ -149,12 +150,27 @@ class Calls(ABC):
             self._filled(node, args)
             return Where.UNKNOWN
         called = self._called(node.func)
+        if isinstance(rest, Computed):
+            options |= {name: one for name, one in self._spread(node, rest) if name not in options}
         if isinstance(called, PlacedParts) and called.is_class:
             return self._instance(called, args, options)
         if isinstance(called, Function):
             return self._call(called, args, options)
         settings = self._settings(name, node, args, options)
         return self._made(node, args, options, called) if settings is None else settings
+
+    def _spread(self, node: ast.Call, settings: Computed) -> Iterator[tuple[str, Computed]]:
+        """The arguments that ``**settings``, which depend on there being a GPU, may give, or else their defaults."""
+        value = self._value(node.func)
+        with contextlib.suppress(TypeError, ValueError):  # no function, or one of C without a signature
+            for name, one in inspect.signature(value).parameters.items():
+                is_told = isinstance(one.default, (bool, int, float, str, tuple, type(None)))
+                is_among = ast.Compare(ast.Constant(name), [ast.In()], [settings.node])
+                item = ast.Subscript(settings.node, ast.Constant(name), ast.Load())
+                either = ast.IfExp(is_among, item, ast.Constant(one.default if is_told else None))
+                made = Computed.of(either, settings.names)
+                if made is not None:
+                    yield name, made
 
     def _settings(self, name: str, node: ast.Call, args: list[Place], options: dict[str, Place]) -> Place | None:
         """What calls of ``functools``, ``dataclasses``, ``argparse``, ``os``, ``copy`` and accelerate give; None for
@@ -172,8 +188,8 @@ class Calls(ABC):
             return item_of(owner, key) if isinstance(owner, PlacedParts) else None
         if name == "partial":
             return PlacedParts(dict(options.items()))
-        if name == "field":
-            made = options.get("default_factory")
+        if name in ("field", "ib"):  # also attrs'
+            made = options.get("default_factory", options.get("factory"))
             return self._call(made, [], {}) if isinstance(made, Function) else options.get("default", Where.UNKNOWN)
         if name == "add_argument" and isinstance(node.func, ast.Attribute):
             self._fill(node.func.value, _destination(node), options.get("default", Where.UNKNOWN))
@@ -237,7 +253,13 @@ class Calls(ABC):
     def _filled(self, node: ast.Call, args: list[Place]) -> None:
         """``items.append(x)``, ``module.register_buffer("name", x)``, ``setattr(owner, "name", x)``."""
         owner = node.func.value if isinstance(node.func, ast.Attribute) else next(iter(node.args), None)
-        if owner is None or not args:
+        if owner is None or not (args or node.keywords):
+            return
+        if name_of(node.func) == "update":
+            told = {one.arg: self._stored(one.value) for one in node.keywords if one.arg is not None}
+            for key, value in {**(args[0].items if args and isinstance(args[0], PlacedParts) else {}), **told}.items():
+                self._fill(owner, key, value)
+        if not args or (name_of(node.func) == "update" and isinstance(args[0], PlacedParts)):
             return
         names = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
         self._fill(owner, names[0] if names else REST, args[-1] if len(args) < 4 else Where.UNKNOWN)
@@ -331,7 +353,7 @@ class Calls(ABC):
         if wanted.vararg is not None:
             inner.names[wanted.vararg.arg] = PlacedParts(dict(enumerate(given[len(names) :])))
         if isinstance(function.node, ast.Lambda):
-            return inner.place(function.node.body)
+            return inner._stored(function.node.body)
         inner._run_all(function.node.body)
         return inner.returned
 

@@ -119,15 +119,26 @@ class _Reader(Calls):
         outer, self._decided_by = self._decided_by, branches[1][1] or self._decided_by
         self._run_all(branches[1][0])
         self._decided_by = outer
-        for name in self._own.keys() | own_other.keys():
-            if self._own.get(name) is not own_other.get(name):
-                self._own.pop(name, None)
+        either = self._join_own(own_other, branches[1][1])
         is_decided = test is not None or self._is_decided(statement.test)
         for name in other.keys() | self.names.keys():
             one, two = self.names.get(name, Where.UNKNOWN), other.get(name, Where.UNKNOWN)
-            if one is not two:
-                chosen = next((each for each in (one, two) if whole(each) in ON_GPU), None) if is_decided else None
+            chosen = next((each for each in (one, two) if whole(each) in ON_GPU), None) if is_decided else None
+            if name in either and chosen is None:
+                self.names[name] = Computed.of(either[name], self.namespace) or joined([one, two])
+            elif one is not two:
                 self.names[name] = joined([one, two]) if chosen is None else chosen
+
+    def _join_own(self, other: dict[str, ast.expr], test: ast.expr | None) -> dict[str, ast.expr]:
+        """After two branches: what the names that differ were computed from, by the test for a GPU if there is one."""
+        either: dict[str, ast.expr] = {}
+        for name in self._own.keys() | other.keys():
+            one, two = self._own.pop(name, None), other.get(name)
+            if one is not None and two is not None and (one is two or test is not None):
+                self._own[name] = one
+                if one is not two and test is not None:
+                    self._own[name] = either[name] = ast.IfExp(test, one, two)
+        return either
 
     def _tested(self, node: ast.expr) -> Computed | None:
         """A test that depends on there being a GPU; None for others."""
@@ -279,7 +290,7 @@ class _Reader(Calls):
         return self._function(node)
 
     def _place_tuple(self, node: ast.Tuple | ast.List | ast.Set) -> Place:
-        return PlacedParts(dict(enumerate(map(self.place, node.elts))))
+        return PlacedParts(dict(enumerate(map(self._stored, node.elts))))
 
     _place_list = _place_set = _place_tuple
 

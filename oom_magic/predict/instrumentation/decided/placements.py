@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
 import functools
 import itertools
 import operator
@@ -12,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from enum import Enum
-from types import FunctionType, ModuleType
+from types import FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, TypeAlias
 
 import torch
@@ -20,6 +19,8 @@ from torch.utils.data import DataLoader
 
 from oom_magic.predict.instrumentation.decided.computed import Computed
 from oom_magic.predict.isolation.live_objects import TRAINING_TOOLS
+from oom_magic.predict.isolation.objects.copies import set_items
+from oom_magic.user_code import is_users_file
 
 
 class Where(Enum):
@@ -162,13 +163,31 @@ def name_gpu(place: Place, value: Any, within: tuple[Place, ...] = ()) -> Iterat
             if now is not one.default:
                 yield functools.partial(_set_pydantic_default, value, one, one.default)
                 _set_pydantic_default(value, one, now)
-        if dataclasses.is_dataclass(value) and isinstance(value.__init__, FunctionType):
-            yield from _name_gpu_by_default(place.items, value.__init__)
+        for made in (vars(value).get("__init__"), getattr(vars(value).get("__new__"), "__func__", None)):
+            if isinstance(made, FunctionType) and not is_users_file(made.__code__.co_filename):  # a dataclass's, say
+                yield from _name_gpu_by_default(place.items, made)
     elif isinstance(place, PlacedParts) and place not in within and not isinstance(value, type):
         for fields in _fields_of(value):
             yield from _name_gpu_in(place.items, fields, (*within, place))
+        yield from _name_gpu_in_slots(place.items, value)
     elif place is Where.GPU and isinstance(value, DataLoader):  # accelerate's, which moves batches
         yield from _name_gpu_in({"device": Where.DEVICE}, vars(value), within)
+
+
+def _name_gpu_in_slots(places: Mapping[Any, Place], value: Any) -> Iterator[Callable[[], None]]:
+    """Fields that no dict holds: those of classes with slots, and of tuples with names."""
+    for kind in type(value).__mro__ if places else ():
+        for name, member in vars(kind).items():
+            if name in places and isinstance(member, MemberDescriptorType) and hasattr(value, name):
+                held = member.__get__(value)
+                now = with_gpu(places[name], held)
+                if now is not held:
+                    yield functools.partial(member.__set__, value, held)
+                    member.__set__(value, now)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        before = list(value)
+        yield functools.partial(set_items, value, before)
+        set_items(value, [with_gpu(places.get(name), one) for name, one in zip(value._fields, before, strict=True)])
 
 
 def _set_pydantic_default(kind: Any, one: Any, default: Any) -> None:

@@ -427,13 +427,14 @@ def note_state(
     """Record everything a dry run may change in the user's objects, with its depth."""
     for some in (live.tensors, live.modules, live.tools):
         snapshot.add_classes(some)
+    snapshot.add_attributes(live.modules, 2)
     for module in live.modules:
-        snapshot.add(vars(module), 2, module)
         if isinstance(module, torch.nn.modules.lazy.LazyModuleMixin):
             _exchange_lazy(module)
-        for value in vars(module).values():
-            if "config" in type(value).__name__.lower() and hasattr(value, "__dict__"):
-                snapshot.add(vars(value), 2, value)  # a Hugging Face model's configuration
+    values = list(chain.from_iterable(map(dict.values, map(vars, live.modules))))
+    kinds = {kind for kind in set(map(type, values)) if "config" in kind.__name__.lower() and kind.__dictoffset__}
+    for value in compress(values, map(kinds.__contains__, map(type, values))):
+        snapshot.add(vars(value), 2, value)  # a Hugging Face model's configuration
     for tool in live.tools:
         snapshot.add(vars(tool), 4, tool)
     for namespace in namespaces:

@@ -25,7 +25,7 @@ import torch
 from oom_magic.predict.isolation.process.standard_library import Staying
 from oom_magic.predict.isolation.process.users_words import users_words
 from oom_magic.predict.isolation.reach import NOT_WALKED, is_users, is_users_module
-from oom_magic.predict.isolation.snapshot import Alike, is_unchanged
+from oom_magic.predict.isolation.snapshot import Alike, addresses_in, is_unchanged
 
 _KEPT = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx.experimental")  # by compiling
 _OF_BACKENDS = "torch._dynamo.backends.registry"
@@ -57,7 +57,7 @@ class _Libraries:
     """
 
     def __init__(self) -> None:
-        self._identities: list[int] = []  # of all modules
+        self._addresses = b""  # of all modules
         self._by_package: dict[str, list[types.ModuleType]] = {}
         self._lengths: list[int] = []
         self._modules: list[types.ModuleType] = []
@@ -69,9 +69,9 @@ class _Libraries:
     def look(self) -> set[str]:
         """Update the tables; returns the words of the user's code."""
         everything = list(sys.modules.values())
-        identities = list(map(id, everything))
-        if identities != self._identities:
-            self._identities = identities
+        addresses = addresses_in(tuple(everything))
+        if addresses != self._addresses:
+            self._addresses = addresses
             self._by_package = {}
             for module in filter(_is_librarys, everything):
                 self._by_package.setdefault(_package(module), []).append(module)
