@@ -134,6 +134,24 @@ def test_a_field_that_keeps_the_run_on_the_cpu_is_named(made: str, field: str) -
     assert assumption.text.startswith(f"nothing was put on the GPU: `{field}` was set to 'cpu'")
 
 
+def test_what_places_models_and_was_made_without_a_gpu_is_named() -> None:
+    class Fabric:  # Lightning's
+        def __init__(self) -> None:
+            self._root = torch.device("cpu")
+
+        @property
+        def device(self) -> torch.device:
+            return self._root
+
+        def setup(self, model: nn.Module) -> nn.Module:
+            return model.to(self.device)
+
+    notebook, _ = module("net = nn.Linear(8, 8)\ndef train():\n    fabric.setup(net)(torch.ones(2, 8))\n")
+    vars(notebook)["fabric"] = Fabric()
+    (assumption,) = om.dry_run(notebook.train).assumptions
+    assert assumption.text.startswith("nothing was put on the GPU: `fabric.device` was set to 'cpu'")
+
+
 def test_a_class_that_asked_for_the_gpu_is_told_and_followed_there() -> None:
     config = "class Config:\n    device = 'cuda' if torch.cuda.is_available() else 'cpu'\n\ncfg = Config()\n"
     notebook, _ = module(config + TRAIN.replace("to(device)", "to(cfg.device)"))

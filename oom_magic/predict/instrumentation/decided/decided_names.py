@@ -260,7 +260,10 @@ def cpu_names(namespace: Mapping[str, Any], code: CodeType) -> list[str]:
 
 
 def cpu_fields(namespace: Mapping[str, Any], code: CodeType) -> dict[str, Any]:
-    """Fields that mean the CPU, of objects and dictionaries that ``code`` looks up, such as ``cfg.device``."""
+    """Fields that mean the CPU, of objects and dictionaries that ``code`` looks up, such as ``cfg.device``.
+
+    Devices of objects count whether the code looks at them or not: what places models does so itself.
+    """
     used = _used(namespace, code)
     found: dict[str, Any] = {}
     for name in sorted(used & namespace.keys()):
@@ -272,6 +275,9 @@ def cpu_fields(namespace: Mapping[str, Any], code: CodeType) -> dict[str, Any]:
         else:
             own = {**vars(type(owner)), **getattr(owner, "__dict__", {})}
             fields = {f"{name}.{key}": value for key, value in own.items() if key in used}
+            if hasattr(owner, "__dict__") and not isinstance(owner, (torch.Tensor, torch.nn.Module)):
+                with contextlib.suppress(Exception):  # what places models, such as Lightning's Fabric
+                    fields.setdefault(f"{name}.device", owner.device)
         found |= {field: value for field, value in fields.items() if is_cpu(value)}
     return found
 

@@ -256,8 +256,10 @@ class Calls(ABC):
         if owner is None or not (args or node.keywords):
             return
         if name_of(node.func) == "update":
-            told = {one.arg: self._stored(one.value) for one in node.keywords if one.arg is not None}
-            for key, value in {**(args[0].items if args and isinstance(args[0], PlacedParts) else {}), **told}.items():
+            told: dict[Hashable, Place] = {}
+            told |= args[0].items if args and isinstance(args[0], PlacedParts) else {}
+            told |= {one.arg: self._stored(one.value) for one in node.keywords if one.arg is not None}
+            for key, value in told.items():
                 self._fill(owner, key, value)
         if not args or (name_of(node.func) == "update" and isinstance(args[0], PlacedParts)):
             return
