@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from versions import bitsandbytes_or_skip
 
 from oom_magic.explain.remedies.code import code_for
+from oom_magic.explain.remedies.own_code.checkpointing import checkpointing
 from oom_magic.predict.session import DrySession
 from oom_magic.predict.setups.model_source import resolve_model
 from oom_magic.predict.what_if import load_changes as loading
@@ -19,6 +20,7 @@ from oom_magic.predict.what_if import loop_changes as habits
 from oom_magic.predict.what_if import model_changes as models
 from oom_magic.predict.what_if import optimizer_changes as optimizers
 from oom_magic.predict.what_if.change import Change, InapplicableError
+from oom_magic.predict.what_if.recomputed_parts import RecomputedParts, recomputed_parts
 from oom_magic.predict.what_if.survey import Survey
 from oom_magic.units import GIB
 
@@ -410,8 +412,54 @@ def test_blocks_that_stand_in_no_list_are_recomputed():
             model(torch.rand(4096, 64, device="cuda")).sum().backward()
             optimizer.step()
 
-    assert models.paths_recomputed(Convolved()) == ["conv1", "conv2", "conv3"]
+    assert recomputed_parts(Convolved()).blocks == ("conv1", "conv2", "conv3")
     changed, written = run(train, models.ActivationCheckpointing()), run(lambda: train(True))
+    assert changed.peak_allocated_bytes == written.peak_allocated_bytes < run(train).peak_allocated_bytes
+
+
+class Translating(nn.Module):
+    """An encoder and a decoder of different blocks, in lists beside each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32) for _ in range(3))
+        self.decoder = nn.ModuleList(nn.TransformerDecoderLayer(16, 2, 32) for _ in range(2))
+        self.bridge = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(9))  # single operators
+
+
+def test_all_lists_of_blocks_are_recomputed_and_what_has_layers_beside_them():
+    assert recomputed_parts(Translating()) == RecomputedParts(("encoder", "decoder"), ("bridge",))
+    staged = nn.ModuleList(
+        nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.GELU()) for _ in range(n))) for n in (2, 3)
+    )
+    assert recomputed_parts(staged).lists == ("0", "1")
+    wrapped = nn.ModuleDict({"inner": nn.ModuleDict({"body": Convolved()})})  # one part is the whole model
+    assert recomputed_parts(wrapped).blocks == tuple(f"inner.body.conv{number}" for number in "123")
+
+
+def layers_in_place():
+    """Single layers, of which those in place change what the layer before them has made."""
+    layers = ((nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.LeakyReLU(inplace=True)) for _ in range(4))
+    return nn.Sequential(nn.Conv2d(3, 8, 1), *(layer for group in layers for layer in group))
+
+
+def test_long_sequences_of_layers_are_recomputed_in_parts():
+    def train(make=layers_in_place):
+        net = make().cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(2):
+            net(torch.rand(8, 3, 64, 64, device="cuda")).sum().backward()
+            optimizer.step()
+
+    def as_written():
+        net = layers_in_place()
+        exec(checkpointing([], [("net", bounds)]), {"net": net})
+        return net
+
+    ((path, bounds),) = recomputed_parts(layers_in_place()).bounds
+    assert (path, bounds) == ("", (0, 4, 7, 10, 13))
+    changed, written = run(train, models.ActivationCheckpointing()), run(lambda: train(as_written))
     assert changed.peak_allocated_bytes == written.peak_allocated_bytes < run(train).peak_allocated_bytes
 
 

@@ -62,12 +62,7 @@ language_model.loss_function = loss_in_chunks""",
     "checkpointing": """\
 {switched}.{switch}_enable(
     {switch}_kwargs={{"use_reentrant": False}})""",
-    "checkpointing_blocks": """\
-from functools import partial
-from torch.utils.checkpoint import checkpoint
-for block in {recomputed}:
-    block.forward = partial(
-        checkpoint, block.forward, use_reentrant=False)""",
+    "checkpointing_blocks": "{recomputed}",
     "compile": "{model}.compile()   # before the first step",
     "compile_blocks": """\
 for block in {layers}:
@@ -291,7 +286,7 @@ _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 # Default names, where the user's are not known.
 _NAMES = {
     "model": "model", "loader": "AutoModelForCausalLM", "source": "name", "layers": "model.model.layers",
-    "recomputed": "model.model.layers", "blocks": "blocks", "switch": "gradient_checkpointing", "options": "",
+    "recomputed": "", "blocks": "blocks", "switch": "gradient_checkpointing", "options": "",
     "half": "HALF", "twice": "TWICE",
     "sizes": "HALF, TWICE: half and twice the current values",
 }  # fmt: skip

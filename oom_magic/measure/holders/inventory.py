@@ -46,9 +46,10 @@ def measure_holder(value: Any, locate: Locate, around: Iterable[Any] = ()) -> Ho
     """The memory that a value holds, except weights of models in ``around`` that its autograd graphs refer to."""
     with gc_disabled():
         tensors = list(tensors_in(value))
-        models = reach([one for one in around if issubclass(type(one), torch.nn.Module)], locate)
+        models = [one for one in around if issubclass(type(one), torch.nn.Module)]  # not what their hooks keep
+        weights = reach([weight for one in models for weight in _weights_of(one) if weight is not value], locate)
         num_bytes, first = (
-            sum(without(reach([one], locate).everything(), models.everything()).values())
+            sum(without(reach([one], locate).everything(), weights.everything()).values())
             for one in (value, _first_entry(value))
         )
         is_shared = first * len(value) > _MOST_SHARED * num_bytes if first else True
@@ -59,6 +60,11 @@ def measure_holder(value: Any, locate: Locate, around: Iterable[Any] = ()) -> Ho
             any(tensor.grad_fn is not None for tensor in tensors),
             bool(tensors) and all(tensor.numel() == 1 for tensor in tensors),
         )
+
+
+def _weights_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    yield from torch.nn.Module.parameters(model)
+    yield from torch.nn.Module.buffers(model)
 
 
 _NOT_THE_USERS = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[iod]h|__\w+__")

@@ -5,39 +5,45 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from oom_magic.predict.isolation.patching import all_patched
 from oom_magic.predict.setups.model_source import lora_targets
 from oom_magic.predict.what_if.change import Change, InapplicableError, library
 from oom_magic.predict.what_if.optimizer_changes import optimizers_of
+from oom_magic.predict.what_if.recomputed_parts import parts_of, recomputed_parts
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ActivationCheckpointing(Change):
-    """Recompute each block's activations in the backward: by Hugging Face's switch, else of ``paths_recomputed``."""
+    """Recompute activations in the backward: by Hugging Face's switch, else of ``recomputed_parts``."""
 
     def check(self, model: torch.nn.Module) -> None:
-        """Needs Hugging Face's switch, turned off, or blocks."""
+        """Needs Hugging Face's switch, turned off, or parts of several layers."""
         switch = _checkpointing_switch(model)
-        if switch is None and not paths_recomputed(model):
+        if switch is None and not recomputed_parts(model):
             raise InapplicableError("no_blocks")
         if switch is not None and any(getattr(module, "gradient_checkpointing", False) for module in switch.modules()):
             raise InapplicableError("checkpointing_already")
 
     def prepare(self, model: torch.nn.Module) -> None:
-        """Turn on the switch, or recompute each block."""
+        """Turn on the switch, or recompute each part."""
         switch = _checkpointing_switch(model)
         self.variant = "" if switch is not None else "blocks"
         if switch is not None:
             switch.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             return
-        for block in map(model.get_submodule, paths_recomputed(model)):
+        parts = recomputed_parts(model)
+        for block in parts.blocks_of(model):
             vars(block)["forward"] = _recomputed(block.forward)
+        for path, bounds in parts.bounds:
+            sequence: Any = model.get_submodule(path)
+            vars(sequence)["forward"] = _recomputed_in_parts(parts_of(sequence, bounds))
 
 
 def path_of_switch(model: torch.nn.Module) -> str | None:
@@ -71,34 +77,15 @@ def path_of_blocks(model: torch.nn.Module) -> str | None:
     return max(sizes, key=lambda path: sizes[path], default=None)
 
 
-def paths_recomputed(model: torch.nn.Module) -> list[str]:
-    """The paths of the blocks to recompute: those of the longest list of modules of one class, else the most that one
-    module has as parts which have parts themselves; a single operator's result would be kept all the same."""
-    path = path_of_blocks(model)
-    if path is not None:
-        return [_joined(path, name) for name, _ in model.get_submodule(path).named_children()]
-    groups = (
-        [_joined(path, name) for name, part in module.named_children() if _is_composite(part)]
-        for path, module in model.named_modules()
-    )
-    most = max(groups, key=len)
-    return most if len(most) > 1 else []
-
-
-def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _is_composite(module: torch.nn.Module) -> bool:
-    """Whether it has parts and can be called, as a list cannot."""
-    return any(True for _ in module.children()) and type(module).forward is not torch.nn.Module.forward
-
-
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
     return run
+
+
+def _recomputed_in_parts(parts: list[torch.nn.Module]) -> Callable[..., Any]:
+    return partial(checkpoint_sequential, parts, len(parts), use_reentrant=False)
 
 
 class MixedPrecision(Change):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from types import FrameType
 from typing import Any
 
+from oom_magic.explain.remedies.own_code.checkpointing import checkpointing
 from oom_magic.explain.remedies.own_code.loops import is_module
 from oom_magic.user_code import is_users_file
 
@@ -21,7 +23,7 @@ def own_names(tree: ast.Module, names: Mapping[str, Any]) -> Mapping[str, str]:
     """Values for ``remedy_code``'s templates, found in a cell: ``loader`` loads ``source`` as ``model``.
 
     Of ``names``, those that the cell sees, the one model that is no part of another tells ``inner``, what a wrapper for
-    several GPUs has inside, and the ``layers`` that it repeats; all of them tell the blocks to be ``recomputed``.
+    several GPUs has inside, and the ``layers`` that it repeats; all of them tell how their parts are ``recomputed``.
     """
     used = dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
     found = {name: one for each in used for name, one in _models_of(each, names.get(each)).items()}
@@ -73,8 +75,8 @@ class MadeInside:
         made = {"function": function, "made": ", ".join(models)}
         if len(models) == 1:
             return {**made, **next(iter(models.values()))}
-        blocks = [f"*{one['recomputed']}" for one in models.values() if "recomputed" in one]
-        return made | ({"recomputed": f"({', '.join(blocks)})"} if blocks else {})
+        parts = [one["recomputed"] for one in models.values() if "recomputed" in one]
+        return made | ({"recomputed": "\n".join(parts)} if parts else {})
 
 
 def _of_models(models: Mapping[str, Any]) -> dict[str, str]:
@@ -83,24 +85,37 @@ def _of_models(models: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _recomputed(models: Mapping[str, Any]) -> dict[str, str]:
-    """The blocks that checkpointing recomputes, of all models, as one expression."""
+    """The statements with which the parts of all models are recomputed; nothing where they have none."""
     if not models:
         return {}
-    from oom_magic.predict.what_if.model_changes import path_of_blocks, paths_recomputed  # loads torch
+    from oom_magic.predict.what_if.recomputed_parts import recomputed_parts  # loads torch
 
-    found = []
+    blocks, sequences = [], []
     for name, model in models.items():
         inner, bare = _unwrapped(name, model)
-        path = path_of_blocks(bare)
-        found += (
-            [f"*{part_at(inner, path)}"]
-            if path is not None
-            else [part_at(inner, one) for one in paths_recomputed(bare)]
+        parts = recomputed_parts(bare)
+        blocks += [f"*{part_at(inner, path)}" for path in parts.lists] + list(_blocks_at(inner, parts.blocks))
+        sequences += [(part_at(inner, path), bounds) for path, bounds in parts.bounds]
+    return {"recomputed": checkpointing(blocks, sequences)} if blocks or sequences else {}
+
+
+def _blocks_at(name: str, paths: Iterable[str]) -> Iterator[str]:
+    """Blocks of a model as expressions; several that follow one another in a list as a slice of it."""
+    places = [path.rpartition(".") for path in paths]
+    for owner, group in groupby(enumerate(places), lambda one: _run(*one)):
+        last = [place[2] for _, place in group]
+        is_slice = len(last) > 1
+        yield (
+            f"*{part_at(name, owner[0])}[{last[0]}:{int(last[-1]) + 1}]"
+            if is_slice
+            else part_at(name, f"{owner[0]}.{last[0]}")
         )
-    if not found:
-        return {}
-    is_one_list = len(found) == 1 and found[0].startswith("*")
-    return {"recomputed": found[0][1:] if is_one_list else f"({', '.join(found)})"}
+
+
+def _run(number: int, place: tuple[str, str, str]) -> tuple[str, str | int]:
+    """What is the same of parts with consecutive numbers in one list."""
+    owner, _, last = place
+    return owner, int(last) - number if last.isdecimal() else last
 
 
 def _unwrapped(name: str, model: Any) -> tuple[str, Any]:
