@@ -17,6 +17,7 @@ from oom_magic.explain.explainer import explain
 from oom_magic.explain.live.frames import inspect_failure
 from oom_magic.explain.live.holders import data_sets_on_device
 from oom_magic.explain.messages.failure import Failure
+from oom_magic.explain.remedies.from_text.kind_of_run import style_of
 from oom_magic.measure.holders.inventory import MemoryHolder
 from oom_magic.measure.holders.release import Released
 from oom_magic.notebook.cells.hints import is_out_of_memory
@@ -314,3 +315,19 @@ def test_a_data_set_that_fills_the_device_is_named():
     failure = Failure("cuda_v2.2+", "cuda", allocated_bytes=14 * 2**30, reserved_bytes=14 * 2**30)
     (found,) = data_sets_on_device(Released((), (), holders), names, failure)
     assert found.values == {"name": "rows", "held_bytes": 6 * 2**30}
+
+
+OWN_TRAINER = """
+class Trainer:
+    def fit(self):
+        raise MemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+Trainer().fit()
+"""
+
+
+def test_a_trainer_of_the_users_own_is_none_of_transformers(tmp_path):
+    source = tmp_path / "own.py"
+    source.write_text(OWN_TRAINER)
+    with pytest.raises(MemoryError) as raised:
+        exec(compile(source.read_text(), str(source), "exec"), {"__name__": "own"})
+    assert style_of(explain(raised.value)) == "plain"

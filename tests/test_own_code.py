@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import warnings
 from itertools import cycle
 
 import pytest
@@ -12,8 +13,9 @@ from versions import as_since_3_11
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.code import STYLES, code_for
-from oom_magic.explain.remedies.own_code.loops import accumulating, copied, own_arguments, own_code, shown
+from oom_magic.explain.remedies.own_code.loops import accumulating, copied, own_arguments, shown
 from oom_magic.explain.remedies.own_code.models import own_names
+from oom_magic.explain.remedies.own_code.writing import own_code
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Variation
 from oom_magic.explain.remedies.size_parameters import find_size_parameters
 from oom_magic.predict.session import DrySession
@@ -128,6 +130,54 @@ def test_every_backward_stands_outside_of_autocast(source, number):
     covered = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.With)]
     assert len(covered) == number and all("loss =" in ast.unparse(one) for one in covered)
     assert not any("backward" in ast.unparse(one) or "zero_grad" in ast.unparse(one) for one in covered)
+
+
+def test_losses_in_float16_are_scaled_and_gradients_clipped_unscaled():
+    data = [(torch.randn(2, 4), torch.randn(2, 2)) for _ in range(3)]
+    code = own_code(ast.parse(LOOP), {"net": make()}, "mixed_precision", {"dtype": "fp16"})
+    lines = list(map(str.strip, code.splitlines()))
+    assert lines[0].startswith('scaler = torch.amp.GradScaler("cuda")') and "dtype=torch.float16" in code
+    assert lines[-6:] == [
+        "scaler.scale(loss).backward()",
+        "scaler.unscale_(opt)",
+        "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)",
+        "scaler.step(opt)",
+        "scaler.update()",
+        "losses.append(loss.item())",
+    ]
+    with warnings.catch_warnings(action="ignore"):  # without a GPU both are off
+        weight, _ = trained(LOOP[: LOOP.index("for ")] + code, data)
+    assert torch.equal(weight, trained(LOOP, data)[0])
+
+
+@pytest.mark.parametrize(
+    "source", [CLOSURE, LOOP.replace("opt.step()", "update(opt)"), LOOP.replace("losses", "p.grad.add_(1); losses")]
+)
+def test_steps_that_a_scaler_cannot_take_get_no_code_in_float16(source):
+    assert own_code(ast.parse(source), {"net": make()}, "mixed_precision", {"dtype": "fp16"}) == ""
+
+
+TWO_LOOPS = """\
+BATCH = 6
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for at in range(0, len(data), BATCH):
+    net(data[at:at + BATCH]).sum().backward(); opt.step(); opt.zero_grad()
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+loader = DataLoader(data, batch_size=BATCH)
+for x in loader:
+    net(x).square().sum().backward(); opt.step(); opt.zero_grad()
+for x in others:
+    net(x).sum().backward(); opt.step(); opt.zero_grad()
+"""
+
+
+def test_of_several_loops_those_accumulate_whose_batches_are_made_smaller():
+    tree = ast.parse(TWO_LOOPS)
+    rehearsal = CellRehearsal(execute, tree, {"net": make()})
+    rehearsal.parameters["batch"] = find_size_parameters(tree, {}, "batch", 6)[0]
+    code = str(rehearsal.own_code("smaller_batch", VALUES))
+    assert code.startswith("BATCH = 2\naccumulation = 3\nfor number, at in enumerate(")
+    assert code.count("(net(") == 2 and "in others" not in code and "opt = torch.optim.SGD" in code
 
 
 MADE_INSIDE = """

@@ -122,6 +122,24 @@ def keeps_a_replay_buffer():
         buffer.append((states, values, 0.5))
 
 
+class Probe:
+    """What a module holds, as its hook does, that is none of its weights."""
+
+    def __init__(self, model):
+        self.kept = []
+        model.register_forward_hook(self.keep)
+
+    def keep(self, module, inputs, output):
+        self.kept.append(output.detach())
+
+
+def keeps_by_a_hook():
+    model = network()
+    Probe(model)
+    while True:
+        model(torch.zeros(8192, 1024, device="cuda"))
+
+
 Transition = collections.namedtuple("Transition", "state next_state")
 
 
@@ -349,6 +367,7 @@ def makes_losses_of_a_step():
             "buffer",
             "buffer.append(Transition._make(one.cpu() for one in Transition(state, following)))",
         ),
+        (keeps_by_a_hook, "name_grows", "self.kept", "self.kept.append(output.detach().cpu())"),
         (keeps_metrics, "name_grows_with_graphs", "metrics['outputs']", ".append(output.detach().cpu())"),
         (keeps_maps, "name_grows", "maps", "maps.append([one.cpu() for one in both])"),
         (

@@ -78,6 +78,7 @@ _OF_WEIGHTS = ("stated", "embedding_weight", "mlp_weight", "attention_weight", "
 _OTHER_TENSOR = re.compile(r"kv_?cache|cache_(?:shape|size)|\blora_\w+ ?= ?\w*\(?torch\.(?:zeros|empty)", re.I)
 _UNKNOWN_TENSOR = TensorAnswer()
 _NO_JUDGEMENT = Judgement(Cause.UNKNOWN, (Evidence("no_message"),), Confidence.OPEN)
+_TOLD_BY_FRAMES = {"calls_trainer"}  # of a run at hand, where the user's own class may have such a name
 _ACTIVATION_CAUSES = (Cause.LOGITS_OR_LOSS, Cause.ATTENTION_SCORES)
 
 
@@ -178,6 +179,7 @@ class Explainer:
         diagnosis = replace(
             diagnosis,
             story=Story() if error is not None else reading.clues.story,
+            told=diagnosis.told if error is None else diagnosis.told - _TOLD_BY_FRAMES,
             setup_phrases=() if self.setup is None or isinstance(self.setup, Mapping) else (*self.setup.phrases(),),
             lang=language,
         )

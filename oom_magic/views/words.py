@@ -115,6 +115,8 @@ _COMMENTS: Sentences = {
     "accumulates": "step the optimizer every {number} batches and divide each loss by that number",
     "fused": "or fused=True",
     "before_optimizer": "before the optimizer is created",
+    "first_step": "before the first step",
+    "once": "once, before the first step",
     "older_dtype": "torch_dtype= before transformers 4.56",
     "cast": "cast, then move",
     "not_moved": 'and no .to("cuda") after it',

@@ -18,10 +18,10 @@ from oom_magic.explain.live.growth import Growth
 from oom_magic.explain.live.mending import is_in, mended
 from oom_magic.explain.remedies.code import IN_A_LOOP, lacks_names
 from oom_magic.explain.remedies.own_code.dtype import in_single_precision, single_precision
-from oom_magic.explain.remedies.own_code.loops import frozen_without_gradients, own_arguments, own_code
+from oom_magic.explain.remedies.own_code.loops import frozen_without_gradients, own_arguments
 from oom_magic.explain.remedies.own_code.models import MadeInside, own_names
 from oom_magic.explain.remedies.own_code.placement import layers_moved, own_placement
-from oom_magic.explain.remedies.own_code.writing import CodeWriter, chains_in
+from oom_magic.explain.remedies.own_code.writing import CodeWriter, chains_in, own_code
 from oom_magic.explain.remedies.rehearsal import (
     STEPS,
     UNLIMITED,

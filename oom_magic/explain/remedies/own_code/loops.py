@@ -17,7 +17,7 @@ Node = TypeVar("Node", ast.stmt, ast.expr, ast.For, ast.Call, Block)
 
 _UPDATES = ("step", "update", "unscale_", "zero_grad", "clip_grad_norm_", "clip_grad_value_")
 # The class that replaces the optimizer's, and the import that it needs.
-_OPTIMIZERS = {
+OPTIMIZERS = {
     "foreach": "",
     "optimizer_8bit": "bnb.optim.AdamW8bit",
     "adafactor": "torch.optim.Adafactor",
@@ -32,27 +32,7 @@ _OPTIMIZER_NAMES = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Ada
 _TRAINER_ARGUMENTS = {"output_dir", "per_device_train_batch_size", "num_train_epochs"}  # SFTConfig, DPOConfig, ...
 _KEPT_OPTIONS = ("lr", "weight_decay")
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_MOST_BACKWARDS = 4  # of a turn, such as those of a generator and a discriminator
 _MOST_LINES = 60  # of a statement that is shown whole
-
-
-def own_code(tree: Code, names: Mapping[str, Any], key: str, values: Mapping[str, Any]) -> str:
-    """The statements of a cell or function with a remedy applied; "" where it does not contain them in a known form.
-
-    ``names`` is what the code sees: models among them decide what runs under autocast.
-    """
-    if key in _OPTIMIZERS:
-        return _with_optimizer(tree, key)
-    if key == "no_grad":
-        return _without_gradients(tree) if isinstance(tree, ast.Module) else ""
-    is_mixed = key == "mixed_precision" and values.get("dtype") == "bf16"
-    found = _training_block(tree, most=_MOST_BACKWARDS if is_mixed else 1)
-    if found is None:
-        return ""
-    block = copied(found)
-    if key == "dropped_outputs":
-        return _with_outputs_dropped(block)
-    return _under_autocast(block, names, {*_arguments_of(tree), *_trained_in(tree)}) if is_mixed else ""
 
 
 def own_arguments(tree: ast.Module, code: str) -> str:
@@ -109,7 +89,7 @@ def _is_arguments(call: ast.Call) -> bool:
     return name.endswith("TrainingArguments") or bool(name.endswith("Config") and sets & _TRAINER_ARGUMENTS)
 
 
-def _with_optimizer(tree: Code, key: str) -> str:
+def with_optimizer(tree: Code, key: str) -> str:
     """The assignments of optimizers, each with another class or option."""
     lines = []
     for node in ast.walk(tree):
@@ -125,7 +105,7 @@ def _with_optimizer(tree: Code, key: str) -> str:
             options.insert(0, ast.unparse(call.func))
         arguments = ", ".join([ast.unparse(call.args[0]), *options])
         target = " = ".join(map(ast.unparse, node.targets))
-        lines.append(f"{target} = {_OPTIMIZERS[key] or ast.unparse(call.func)}({arguments})")
+        lines.append(f"{target} = {OPTIMIZERS[key] or ast.unparse(call.func)}({arguments})")
     return _IMPORTS.get(key, "") + "\n".join(lines) if lines else ""
 
 
@@ -137,52 +117,81 @@ def backwards(block: list[ast.stmt]) -> Iterator[ast.Expr]:
             yield statement  # type: ignore[misc]
 
 
+def _training_loops(tree: ast.AST) -> list[ast.For]:
+    """The loops that have a backward of their own."""
+    return [loop for loop in ast.walk(tree) if isinstance(loop, ast.For) and len(list(backwards(loop.body))) == 1]
+
+
 def _training_loop(tree: ast.AST) -> ast.For | None:
     """The one loop that has a backward of its own."""
-    loops = [loop for loop in ast.walk(tree) if isinstance(loop, ast.For) and len(list(backwards(loop.body))) == 1]
+    loops = _training_loops(tree)
     return loops[0] if len(loops) == 1 else None
 
 
-def _training_block(tree: ast.AST, most: int = 1) -> Block | None:
+def training_block(tree: ast.AST, most: int = 1) -> Block | None:
     """The one loop, or else the one function, such as a closure or a step, that has a backward of its own; where more
     are allowed, with loops in it that have others, ``most`` in all."""
-    blocks = _blocks_of(tree)
+    blocks = blocks_of(tree)
     found = [node for node in blocks if isinstance(node, ast.For)] or blocks
     outer = found[0] if found else None  # the outermost, as ``ast.walk`` goes
-    inside = [] if outer is None else _blocks_of(outer)
+    inside = [] if outer is None else blocks_of(outer)
     number = sum(len(list(backwards(node.body))) for node in inside)
     return outer if number <= most and all(node in inside for node in found) else None
 
 
-def _blocks_of(tree: ast.AST) -> list[Block]:
+def blocks_of(tree: ast.AST) -> list[Block]:
+    """The loops and functions that have a backward of their own."""
     nodes = (node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.FunctionDef)))
     return [node for node in nodes if any(True for _ in backwards(node.body))]
 
 
-def _trained_in(tree: ast.AST) -> set[str]:
+def trained_in(tree: ast.AST) -> set[str]:
     """The names of models that code makes itself: those whose ``parameters()`` it asks for."""
     calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
     owners = (one.value for one in calls if isinstance(one, ast.Attribute) and one.attr == "parameters")
     return {one.id for one in owners if isinstance(one, ast.Name)}
 
 
-def accumulating(tree: ast.Module, number: int) -> ast.Module | None:
-    """A copy of statements with a training loop in which the optimizer steps after so many batches.
+def accumulating(tree: ast.Module, number: int, sizes: Collection[str] = ()) -> ast.Module | None:
+    """A copy of statements with a training loop in which the optimizer steps after so many batches; of several loops
+    in each whose batches depend on ``sizes``.
 
     None where they do not contain one in a known form.
     """
     made = ast.parse(ast.unparse(tree))
-    loop = _training_loop(made)
-    if loop is None or not _accumulate(loop):
+    loops = _training_loops(made)
+    if len(loops) > 1:
+        sized = _depending(made, sizes)
+        loops = [loop for loop in loops if sized.intersection(_texts(loop))]
+    if not loops or not all(map(_accumulate, loops)):
         return None
-    body, at = _outermost(made, loop)
-    body.insert(at, ast.parse(f"accumulation = {number}").body[0])
+    places = {id(body): (body, at) for body, at in (_outermost(made, loop) for loop in reversed(loops))}
+    for body, at in places.values():
+        body.insert(at, ast.parse(f"accumulation = {number}").body[0])
     return ast.fix_missing_locations(made)
 
 
+def _depending(tree: ast.Module, sizes: Collection[str]) -> set[str]:
+    """The ``sizes`` and the names of what is made from them."""
+    found = set(sizes)
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Assign) and found.intersection(_texts(one.value)):
+            found.update(ast.unparse(target) for target in one.targets)
+    return found
+
+
+def _texts(node: ast.AST) -> Iterator[str]:
+    """The names, dotted or not, in code."""
+    return (ast.unparse(one) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute)))
+
+
 def shown(tree: ast.Module, before: Collection[str]) -> list[str]:
-    """The statements that are not among those of ``before``; of a long one that holds a training loop the loop."""
-    return [_as_short(one) for one in tree.body if ast.unparse(one) not in before]
+    """The statements that are not among those of ``before``, and those between two loops of them; of a long one that
+    holds a training loop the loop."""
+    changed = [at for at, one in enumerate(tree.body) if ast.unparse(one) not in before]
+    loops = [at for at in changed if isinstance(tree.body[at], ast.For)]
+    between = range(loops[0], loops[-1]) if loops else ()
+    return [_as_short(one) for at, one in enumerate(tree.body) if at in changed or at in between]
 
 
 def _as_short(statement: ast.stmt) -> str:
@@ -225,12 +234,12 @@ def _accumulate(loop: ast.For) -> bool:
     """Let the optimizer step after ``accumulation`` batches; whether that was possible."""
     made = {node.id for one in loop.body for node in ast.walk(one) if is_stored(node)}
     updates = [one for one in loop.body if is_update(one, made)]
-    if not any(_called(node) == "step" for one in updates for node in ast.walk(one)):
+    if not any(called_alone(node) == "step" for one in updates for node in ast.walk(one)):
         return False
     (backward,) = backwards(loop.body)
     divide(backward, "accumulation")
     others = [one for one in loop.body if one not in updates]
-    updates.sort(key=lambda one: _called(one) == "zero_grad")  # at the end, else as they were
+    updates.sort(key=lambda one: called_alone(one) == "zero_grad")  # at the end, else as they were
     if _draws_batches(loop):
         loop.body = [ast.For(ast.Name("_"), ast.parse("range(accumulation)", mode="eval").body, others, []), *updates]
     else:
@@ -272,46 +281,7 @@ def _counter(loop: ast.For) -> str:
     return "number"
 
 
-def _under_autocast(block: Block, names: Mapping[str, Any], given: Collection[str]) -> str:
-    """The loop or function with the models' calls and each loss under autocast, and the backwards outside."""
-    covered: list[bool | None] = []
-    for part in _blocks_of(block):
-        walked = [at for at, one in enumerate(part.body) if list(backwards([one])) or _blocks_of(one)]
-        for backward in reversed(list(backwards(part.body))):
-            first = max((at + 1 for at in walked if at < part.body.index(backward)), default=0)
-            covered.append(_cover(part.body, first, backward, names, given))
-    is_possible = None not in covered and any(covered)
-    return ast.unparse(ast.fix_missing_locations(block)) if is_possible else ""
-
-
-def _cover(
-    body: list[ast.stmt], first: int, backward: ast.Expr, names: Mapping[str, Any], given: Collection[str]
-) -> bool | None:
-    """Put what leads to a backward, from the first call of a model on, under autocast; False where there is no such
-    call behind ``first``, None where updates lie between."""
-    end = body.index(backward)
-    made = range(first, end + 1)
-    start = next((at for at in made if not is_update(body[at]) and runs_model(body[at], names, given)), None)
-    if start is None:
-        return False
-    # Gradients may be cleared right before the backward.
-    end = next((at for at in range(start, end) if all(map(is_update, body[at:end]))), end)
-    covered = body[start:end]
-    if not covered:  # model(x).sum().backward()
-        call = backward.value
-        assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
-        covered = [ast.Assign([ast.Name("loss")], call.func.value)]
-        call.func.value = ast.Name("loss")
-    if any(map(is_update, covered)):
-        return None
-    context = ast.parse('with torch.autocast("cuda", dtype=torch.bfloat16):\n    pass').body[0]
-    assert isinstance(context, ast.With)
-    context.body = covered
-    body[start:end] = [context]
-    return True
-
-
-def _with_outputs_dropped(loop: Block) -> str:
+def with_outputs_dropped(loop: Block) -> str:
     """The loop or function with the outputs deleted before the backward; "" where they are used after the loss."""
     (backward,) = backwards(loop.body)
     uses = [node for node in ast.walk(loop) if isinstance(node, ast.Attribute) and node.attr == "loss"]
@@ -335,7 +305,7 @@ _MOST_STATEMENTS = 12
 _EVALUATED = re.compile(r"(?:\b|_)(?:val|valid\w*|eval\w*|test)(?:\b|_)", re.IGNORECASE)
 
 
-def _without_gradients(tree: ast.Module) -> str:
+def without_gradients(tree: ast.Module) -> str:
     """The cell's statements under ``no_grad``; "" where they are long."""
     body = [one for one in tree.body if not isinstance(one, _DEFINING)]
     if not body or len(body) > _MOST_STATEMENTS:
@@ -355,7 +325,7 @@ def evaluations_without_gradients(tree: Code, models: set[str]) -> str:
 
     A loop whose losses are walked back behind it is none: ``eval()`` comes before it, or its data have such a name.
     """
-    loops = [copied(loop) for loop in _evaluating(tree.body, models | _arguments_of(tree))]
+    loops = [copied(loop) for loop in _evaluating(tree.body, models | arguments_of(tree))]
     for loop in loops:
         loop.body = [_under_no_grad(loop.body)]
     return "\n".join(map(ast.unparse, loops))
@@ -364,7 +334,7 @@ def evaluations_without_gradients(tree: Code, models: set[str]) -> str:
 def frozen_without_gradients(tree: Code, names: Mapping[str, Any]) -> str:
     """The training loop with ``no_grad`` around the calls of models in evaluation mode, such as a teacher's; "" if it
     has none that stand alone and take nothing that a trained model made."""
-    found = _training_block(tree)
+    found = training_block(tree)
     if found is None:
         return ""
     loop, trained = copied(found), set[str]()
@@ -388,7 +358,7 @@ def _modes_called(statement: ast.stmt, names: Mapping[str, Any]) -> list[bool]:
 def _evaluating(body: list[ast.stmt], models: set[str]) -> Iterator[ast.For]:
     is_told = False
     for statement in body:
-        is_told = (is_told or _called(statement) == "eval") and _called(statement) != "train"
+        is_told = (is_told or called_alone(statement) == "eval") and called_alone(statement) != "train"
         text = ast.unparse(statement)
         if isinstance(statement, _DEFINING) or (isinstance(statement, ast.With) and "no_grad" in text):
             continue
@@ -400,7 +370,7 @@ def _evaluating(body: list[ast.stmt], models: set[str]) -> Iterator[ast.For]:
                 yield from _evaluating(getattr(statement, name, []), models)
 
 
-def _arguments_of(tree: Code) -> set[str]:
+def arguments_of(tree: Code) -> set[str]:
     """The names of a function's arguments, of which nothing is known: each may be a model."""
     return set() if isinstance(tree, ast.Module) else {one.arg for one in tree.args.args}
 
@@ -428,12 +398,12 @@ def is_update(statement: ast.stmt, made: Collection[str] = ()) -> bool:
     """Whether it belongs to the optimizer's step; nothing that takes in what the loop has ``made``, as metrics do."""
     if isinstance(statement, ast.If) and not statement.orelse:
         return all(is_update(one, made) for one in statement.body)
-    if _called(statement) == "update":
+    if called_alone(statement) == "update":
         given = [node for one in statement.value.args for node in ast.walk(one)]  # type: ignore[attr-defined]
         return not any(
             isinstance(node, ast.Constant) or (isinstance(node, ast.Name) and node.id in made) for node in given
         )
-    return _called(statement) in _UPDATES
+    return called_alone(statement) in _UPDATES
 
 
 def is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
@@ -441,7 +411,7 @@ def is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
     return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
-def _called(statement: ast.AST) -> str:
+def called_alone(statement: ast.AST) -> str:
     """The last name of the function that a statement calls, and nothing else."""
     call = statement.value if isinstance(statement, ast.Expr) else None
     return ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""

@@ -9,13 +9,20 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.live.called import called_in
+from oom_magic.explain.remedies.own_code.autocast import under_autocast
 from oom_magic.explain.remedies.own_code.loops import (
+    OPTIMIZERS,
     Code,
     accumulating,
+    copied,
     evaluations_without_gradients,
     is_module,
     loop_of,
     shown,
+    training_block,
+    with_optimizer,
+    with_outputs_dropped,
+    without_gradients,
 )
 from oom_magic.explain.remedies.own_code.parts import given_rows, in_parts
 from oom_magic.explain.remedies.own_code.placement import own_placement, with_gradient_sync_set
@@ -23,6 +30,21 @@ from oom_magic.user_code import is_cell
 
 if TYPE_CHECKING:
     from oom_magic.explain.remedies.size_parameters import SizeParameter
+
+
+def own_code(tree: Code, names: Mapping[str, Any], key: str, values: Mapping[str, Any]) -> str:
+    """The statements of a cell or function with a remedy applied; "" where it does not contain them in a known form.
+
+    ``names`` is what the code sees.
+    """
+    if key in OPTIMIZERS:
+        return with_optimizer(tree, key)
+    if key == "no_grad":
+        return without_gradients(tree) if isinstance(tree, ast.Module) else ""
+    if key == "mixed_precision":
+        return under_autocast(tree, names, values["dtype"])
+    found = training_block(tree) if key == "dropped_outputs" else None
+    return "" if found is None else with_outputs_dropped(copied(found))
 
 
 class CodeWriter:
@@ -74,7 +96,8 @@ class CodeWriter:
             changed = [*targets, *shown(self._tree, before)]
             if accumulation == 1 or not changed:
                 return "\n".join(changed)
-            tree = accumulating(self._tree, accumulation)
+            sizes = {name for one in overridden for name in (one.label, one.target) if name}
+            tree = accumulating(self._tree, accumulation, sizes)
             if tree is not None:
                 return "\n".join([*targets, *shown(tree, before)])
         return "\n\n".join(["\n".join(changed), self._loop_elsewhere(accumulation)])

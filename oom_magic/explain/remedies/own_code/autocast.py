@@ -1,0 +1,140 @@
+"""The user's own training under autocast: models and losses inside, backwards outside, with float16's losses scaled."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from oom_magic.explain.live.called import NOTHING, object_of
+from oom_magic.explain.remedies.own_code.loops import (
+    Block,
+    Code,
+    arguments_of,
+    backwards,
+    blocks_of,
+    called_alone,
+    copied,
+    is_update,
+    runs_model,
+    trained_in,
+    training_block,
+)
+
+_MOST_BACKWARDS = 4  # of a turn, such as those of a generator and a discriminator
+_TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
+_CLIPS = ("clip_grad_norm_", "clip_grad_value_")
+_NO_OPTIMIZER = re.compile(r"sched|warm|prof|lr_|env|ema|accelerator|scaler", re.IGNORECASE)  # but has a step
+
+
+def under_autocast(tree: Code, names: Mapping[str, Any], dtype: str) -> str:
+    """The training loop or function of ``tree`` in mixed precision, "bf16" or "fp16"; "" where it has no known form.
+
+    ``names`` is what the code sees: models among them decide what runs under autocast.
+    """
+    found = training_block(tree, most=_MOST_BACKWARDS)
+    if found is None:
+        return ""
+    block, given = copied(found), {*arguments_of(tree), *trained_in(tree)}
+    covered: list[bool | None] = []
+    for part in blocks_of(block):
+        walked = [at for at, one in enumerate(part.body) if list(backwards([one])) or blocks_of(one)]
+        for backward in reversed(list(backwards(part.body))):
+            first = max((at + 1 for at in walked if at < part.body.index(backward)), default=0)
+            covered.append(_cover(part.body, first, backward, names, given, _TORCH_NAMES[dtype]))
+    is_possible = None not in covered and any(covered)
+    if not is_possible or (dtype == "fp16" and not _scaled(block, names)):
+        return ""
+    code = ast.unparse(ast.fix_missing_locations(block))
+    return f'scaler = torch.amp.GradScaler("cuda")   # once, before the first step\n{code}' if dtype == "fp16" else code
+
+
+def _cover(
+    body: list[ast.stmt],
+    first: int,
+    backward: ast.Expr,
+    names: Mapping[str, Any],
+    given: Collection[str],
+    dtype: str,
+) -> bool | None:
+    """Put what leads to a backward, from the first call of a model on, under autocast; False where there is no such
+    call behind ``first``, None where updates lie between."""
+    end = body.index(backward)
+    made = range(first, end + 1)
+    start = next((at for at in made if not is_update(body[at]) and runs_model(body[at], names, given)), None)
+    if start is None:
+        return False
+    # Gradients may be cleared right before the backward.
+    end = next((at for at in range(start, end) if all(map(is_update, body[at:end]))), end)
+    covered = body[start:end]
+    if not covered:  # model(x).sum().backward()
+        call = backward.value
+        assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+        covered = [ast.Assign([ast.Name("loss")], call.func.value)]
+        call.func.value = ast.Name("loss")
+    if any(map(is_update, covered)):
+        return None
+    context = ast.parse(f'with torch.autocast("cuda", dtype=torch.{dtype}):\n    pass').body[0]
+    assert isinstance(context, ast.With)
+    context.body = covered
+    body[start:end] = [context]
+    return True
+
+
+def _scaled(block: Block, names: Mapping[str, Any]) -> bool:
+    """Let ``scaler`` scale each loss, and step the optimizers; whether that was possible.
+
+    As "Automatic Mixed Precision examples" of PyTorch's notes has it: gradients are unscaled before they are clipped,
+    and the scale is updated once, behind the last step.
+    """
+    steps = list(_steps(block, names))
+    bodies = {id(body) for body, _ in steps}
+    clips = [one for body in _bodies(block) for one in body if called_alone(one) in _CLIPS]
+    reads_gradients = any(
+        isinstance(node, ast.Attribute) and node.attr in ("grad", "closure") for node in ast.walk(block)
+    )
+    if len(bodies) != 1 or reads_gradients or (clips and len(steps) > 1):
+        return False
+    for body in _bodies(block):
+        for backward in backwards(body):
+            call: Any = backward.value
+            loss = ast.unparse(call.func.value)
+            if loss.endswith("accelerator"):
+                return False
+            call.func.value = ast.parse(f"scaler.scale({loss})", mode="eval").body
+    body = steps[0][0]
+    for _, step in steps:
+        call = step.value
+        owner = ast.unparse(call.func.value)
+        if clips:
+            clipping = next((each for each in _bodies(block) if clips[0] in each), body)
+            clipping.insert(clipping.index(clips[0]), ast.parse(f"scaler.unscale_({owner})").body[0])
+        step.value = ast.parse(f"scaler.step({owner})", mode="eval").body
+    body.insert(body.index(steps[-1][1]) + 1, ast.parse("scaler.update()").body[0])
+    return True
+
+
+def _steps(block: Block, names: Mapping[str, Any]) -> Iterator[tuple[list[ast.stmt], Any]]:
+    """The statements that step an optimizer, each with the body that it stands in."""
+    for body in _bodies(block):
+        for one in body:
+            match one:
+                case ast.Expr(ast.Call(ast.Attribute(owner, "step"), [], [])) if _is_optimizer(owner, names):
+                    yield body, one
+
+
+def _is_optimizer(owner: ast.expr, names: Mapping[str, Any]) -> bool:
+    """Whether it is one, or, where that is not known, is not called like something else that has a step."""
+    value = object_of(owner, names)
+    if value is NOTHING:
+        return _NO_OPTIMIZER.search(ast.unparse(owner)) is None
+    return any(kind.__module__ == "torch.optim.optimizer" for kind in type(value).__mro__)
+
+
+def _bodies(block: Block) -> Iterator[list[ast.stmt]]:
+    for node in ast.walk(block):
+        for field in ("body", "orelse", "finalbody"):
+            body = getattr(node, field, None)
+            if isinstance(body, list):
+                yield body
