@@ -454,7 +454,8 @@ def test_long_sequences_of_layers_are_recomputed_in_parts():
 
     def as_written():
         net = layers_in_place()
-        exec(checkpointing([], [("net", bounds)]), {"net": net})
+        code = code_for("checkpointing_blocks", "plain", {"recomputed": checkpointing([], [("net", bounds)])})[0]
+        exec(code, {"net": net})
         return net
 
     ((path, bounds),) = recomputed_parts(layers_in_place()).bounds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import sys
 import warnings
 from itertools import cycle
 
@@ -214,6 +215,29 @@ def test_code_for_a_model_that_a_function_makes_is_told_where_it_belongs():
     code, _ = code_for("checkpointing_blocks", "plain", rehearsal.names)
     assert code.startswith("# in main, after the line that makes net:\nfrom functools")
     assert "for block in net.blocks:" in code
+
+
+MADE_AROUND = """
+def made():
+    one, two = Net().cuda(), Net().cuda()
+    optimizer = torch.optim.SGD([*one.parameters(), *two.parameters()], lr=0.1)
+    def fit():
+        for _ in range(2):
+            (one(torch.rand(4, 8, device="cuda")) * two(torch.rand(4, 8, device="cuda"))).sum().backward()
+            optimizer.step()
+    return fit
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="code does not tell what it is inside of before Python 3.11")
+def test_code_for_models_of_a_closure_belongs_where_they_are_made():
+    names = {"torch": torch}
+    exec(compile(MADE_INSIDE + MADE_AROUND, "<ipython-input-1-0>", "exec"), names)
+    rehearsal = CellRehearsal(execute, ast.parse("fit = made()\nfit()"), names)
+    rehearsal.begin([], 0)
+    code, _ = code_for("checkpointing_blocks", "plain", rehearsal.names)
+    assert code.startswith("# in made, after the line that makes one, two:\nfrom functools")
+    assert code.count("import") == 2 and code.count("for block in ") == 2
 
 
 EPOCHS = """

@@ -20,6 +20,14 @@ def test_sizes_in_settings_within_settings_and_computed_ones_are_found():
     assert {one.label for one in found} == {"batch", "cfg['train']['batch_size']", "run.args.bs"}
 
 
+@pytest.mark.parametrize("target", ["cfg.bs", "cfg['batch_size']", "lr, self.batch"])
+def test_a_setting_that_the_cell_itself_sets_is_found(target):
+    tree = ast.parse(f"{target} = {'0.1, ' * (',' in target)}8")
+    (found,) = find_size_parameters(tree, {"cfg": SimpleNamespace(bs=8)}, "batch", 8)[:1]
+    with found.override(tree, {}, 2):
+        assert found.is_named and ast.unparse(tree).rstrip(")").endswith("2")
+
+
 def test_a_loader_that_an_object_made_is_found():
     """A trainer of the user's makes it with the batch size of then, which it also keeps: that sets nothing any more."""
     loader = torch.utils.data.DataLoader(torch.zeros(64, 4), batch_size=8)

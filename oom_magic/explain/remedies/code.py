@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oom_magic.explain.evidence.judging import device_name
+from oom_magic.explain.remedies.own_code.checkpointing import checkpointing
 from oom_magic.predict.setups.model_source import targets_as_code
 
 RELEASE = "%oom_free"
@@ -62,7 +63,10 @@ language_model.loss_function = loss_in_chunks""",
     "checkpointing": """\
 {switched}.{switch}_enable(
     {switch}_kwargs={{"use_reentrant": False}})""",
-    "checkpointing_blocks": "{recomputed}",
+    "checkpointing_blocks": """\
+from functools import partial
+from torch.utils.checkpoint import {checkpoints}
+{recomputed}""",
     "compile": "{model}.compile()   # before the first step",
     "compile_blocks": """\
 for block in {layers}:
@@ -286,11 +290,12 @@ _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 # Default names, where the user's are not known.
 _NAMES = {
     "model": "model", "loader": "AutoModelForCausalLM", "source": "name", "layers": "model.model.layers",
-    "recomputed": "", "blocks": "blocks", "switch": "gradient_checkpointing", "options": "",
-    "half": "HALF", "twice": "TWICE",
+    "recomputed": checkpointing(["*model.model.layers"], []), "switch": "gradient_checkpointing",
+    "options": "", "half": "HALF", "twice": "TWICE",
     "sizes": "HALF, TWICE: half and twice the current values",
 }  # fmt: skip
 _PARTS = ("layers", "language_model", "recomputed")  # of a model
+_CHECKPOINTS = ("checkpoint", "checkpoint_sequential")
 _SCALER = "; scale it with torch.amp.GradScaler"
 
 # The variable that sets up the allocator, where it is not CUDA's.
@@ -338,6 +343,7 @@ def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]
         torch_dtype=_TORCH_NAMES.get(dtype, dtype),
         alpha=2 * int(values.get("rank", 0)),
         scaler=_SCALER if dtype == "fp16" else "",
+        checkpoints=", ".join(one for one in _CHECKPOINTS if f"{one}," in names["recomputed"]),
     )
     if "made" in names and _is_of_model(template):
         place = f"in {names['function']}, " if names["function"] else ""

@@ -199,11 +199,11 @@ def _labelled(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
         yield from ((label or "", one.value) for label, one in labels)
         yield from (("", argument) for argument in node.args)
     elif isinstance(node, ast.Assign):
-        yield from ((target.id, node.value) for target in node.targets if isinstance(target, ast.Name))
+        pairs = [(target, node.value) for target in node.targets]
         for target in node.targets:
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                pairs = zip(target.elts, node.value.elts, strict=False)
-                yield from ((left.id, right) for left, right in pairs if isinstance(left, ast.Name))
+                pairs += zip(target.elts, node.value.elts, strict=False)
+        yield from ((label, item) for one, item in pairs for label in _names_of(one))
     elif isinstance(node, ast.Dict):
         keys = (key.value if isinstance(key, ast.Constant) else "" for key in node.keys)
         yield from ((str(key), item) for key, item in zip(keys, node.values, strict=True))
@@ -213,6 +213,13 @@ def _labelled(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
         arguments = [*node.posonlyargs, *node.args]
         defaults = node.defaults
         yield from ((a.arg, d) for a, d in zip(arguments[-len(defaults) or len(arguments) :], defaults, strict=False))
+
+
+def _names_of(target: ast.expr) -> Iterator[str]:
+    """The name of what is assigned: a variable, an attribute or an entry."""
+    match target:
+        case ast.Name(name) | ast.Attribute(attr=name) | ast.Subscript(slice=ast.Constant(str(name))):
+            yield name
 
 
 def _override_literal(constant: ast.Constant) -> Override:

@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from oom_magic.explain.remedies.own_code.checkpointing import checkpointing
@@ -61,7 +61,7 @@ class MadeInside:
             code = frame.f_code
             if is_users_file(code.co_filename):
                 name = next((name for name, value in list(frame.f_locals.items()) if value is model), None)
-                found = found if name is None else ("" if code.co_name == "<module>" else code.co_name, name)
+                found = found if name is None else (_function_that_makes(name, code), name)
             frame = frame.f_back
         if found is not None:
             self._found.setdefault(found[0], {})[found[1]] = _of_models({found[1]: model})
@@ -77,6 +77,13 @@ class MadeInside:
             return {**made, **next(iter(models.values()))}
         parts = [one["recomputed"] for one in models.values() if "recomputed" in one]
         return made | ({"recomputed": "\n".join(parts)} if parts else {})
+
+
+def _function_that_makes(name: str, code: CodeType) -> str:
+    """The function that has a variable of its own by that name: the one around a closure over it; "" for a script."""
+    if name in code.co_freevars and sys.version_info >= (3, 11):
+        return code.co_qualname.split(".<locals>")[-2].rpartition(".")[2]
+    return "" if code.co_name == "<module>" else code.co_name
 
 
 def _of_models(models: Mapping[str, Any]) -> dict[str, str]:
