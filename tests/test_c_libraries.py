@@ -371,3 +371,16 @@ def test_a_writer_of_the_users_gets_nothing(tmp_path: Path) -> None:
     writer.close()
     assert len(file.read_bytes()) > len(before)
     assert sys.modules["torch.utils.tensorboard"] is tensorboard
+
+
+def test_no_process_ends_by_a_call_through_ctypes() -> None:
+    libc, known = ctypes.CDLL(None), ctypes.CDLL(None).abort
+
+    def run() -> None:
+        known()
+        assert libc.kill(os.getpid(), 0) == 0
+        for name, args in {"exit": [3], "_exit": [3], "kill": [os.getpid(), 9], "raise": [6], "abort": []}.items():
+            assert getattr(ctypes.CDLL(None), name)(*args) == getattr(libc, name)(*args) == -1
+
+    said = [one.text for one in om.dry_run(run).assumptions if "ctypes" in one.text]
+    assert len(set(said)) == 5 and "ctypes: `_exit` was not called, because it can end a process" in said

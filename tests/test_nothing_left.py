@@ -13,8 +13,10 @@ import torch
 import oom_magic as om
 
 _CODE = r"""
-import gc, json, sys, types
+import gc, json, os, sys, threading, types
 import torch
+import transformers  # which sets variables itself
+before = dict(os.environ)
 from IPython.core.interactiveshell import InteractiveShell
 import oom_magic as om
 from oom_magic.explain.remedies import evaluation as prices
@@ -22,6 +24,9 @@ from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.session import DrySession
 
 def trains(rows):
+    from tqdm import tqdm
+    for _ in tqdm(range(2)):
+        pass
     model = torch.nn.Linear(64, 64, device="cuda")
     model(torch.zeros(rows, 64, device="cuda")).sum().backward()
     torch.optim.AdamW(model.parameters()).step()
@@ -70,6 +75,8 @@ def values(module):
         if type(value) is type:
             yield from vars(value).items()
 
+left["environment"] = dict(os.environ.items() ^ before.items())
+left["threads"] = [one.name for one in threading.enumerate() if "HistorySaving" not in one.name][1:]
 left["replaced"] = [
     f"{module.__name__}.{name}"
     for module in list(sys.modules.values())

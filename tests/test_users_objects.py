@@ -17,6 +17,7 @@ import mmap
 import operator
 import os
 import random
+import re
 import select
 import sys
 import weakref
@@ -307,8 +308,13 @@ def test_what_names_lead_to_is_put_back_however_much_modules_hold(monkeypatch: p
 
 
 def test_what_is_taken_from_the_users_iterators_is_there_again_or_said() -> None:
-    words, seen = ["a", "b", "c"], list(range(20))
+    words, seen, files = ["a", "b", "c"], list(range(20)), {one.name for one in Path().iterdir()}
     torch.manual_seed(0)
+
+    def made(items: Any, *numbers: int, by: int, **others: int) -> Any:
+        yield next(items), numbers, by, others
+        yield from items
+
     loader = torch.utils.data.DataLoader(seen, batch_size=2, shuffle=True)  # type: ignore[arg-type]
     names: dict[str, Any] = {
         "listed": iter(words),
@@ -323,18 +329,37 @@ def test_what_is_taken_from_the_users_iterators_is_there_again_or_said() -> None
         "digest": hashlib.sha256(b"a"),
         "packed": gzip.GzipFile(fileobj=io.BytesIO(), mode="wb"),
         "generator": (number for number in range(9)),
+        "begun": (number for number in range(9)),
+        "called": made(iter(words), 1, 2, by=3, other=4),
+        "found": re.finditer("[a-z]", "abc"),
+        "folder": os.scandir(),
         "awaited": asyncio.sleep(0),
         "waiting": asyncio.sleep(0),
     }
     iterators = [names[name] for name in ("listed", "backwards", "keys", "numbered", "pairs", "batches")]
     iterators.append(names["held"]["inside"][0])
-    for one in iterators:
+    for one in (*iterators, names["begun"]):
         next(one)
     names["packed"].write(b"before")
 
     def run() -> None:
-        for name in ("listed", "backwards", "keys", "numbered", "pairs", "cycled", "summed", "batches", "generator"):
+        for name in (
+            "listed",
+            "backwards",
+            "keys",
+            "numbered",
+            "pairs",
+            "cycled",
+            "summed",
+            "batches",
+            "generator",
+            "begun",
+        ):
             next(names[name])
+        assert list(names["called"]) == [("a", (1, 2), 3, {"other": 4}), "b", "c"]
+        for name in ("found", "folder"):
+            with names["folder"], pytest.raises(RuntimeError, match="make a list of it"):
+                next(names[name])
         asyncio.run(names["awaited"])
         next(names["held"]["inside"][0])
         names["digest"].update(b"b")
@@ -343,10 +368,14 @@ def test_what_is_taken_from_the_users_iterators_is_there_again_or_said() -> None
 
     report = DrySession(has_bar=False, is_lasting=False).run(run, [names])
     said = [one.text.split("`")[1] for one in report.assumptions if "of yours" in one.text]
+    generators = [] if sys.version_info >= (3, 11) else ["generator", "called"]
     has_copies = sys.version_info < (3, 14)  # since then those of itertools cannot be copied
-    assert said == [*([] if has_copies else ["cycled", "summed"]), "generator", "awaited"]
+    assert said == [*([] if has_copies else ["cycled", "summed"]), *generators, "begun", "awaited"]
     assert (next(names["cycled"]), next(names["summed"])) == ((0, 1) if has_copies else (1, 3))
     names["waiting"].close()
+    assert [one.group() for one in names["found"]] == ["a", "b", "c"] and {one.name for one in names["folder"]} == files
+    if not generators:
+        assert [*names["generator"]] == [*range(9)] and [*names["called"]][1:] == ["b", "c"]
     for name, one in zip(("listed", "backwards", "keys", "numbered", "pairs", "batches"), iterators, strict=False):
         assert names[name] is one
     rest = [list(itertools.islice(one, 9)) for one in iterators]
@@ -447,6 +476,8 @@ def test_what_the_users_caches_hold_stays() -> None:
     assert whole(1) is kept and whole.cache_info().currsize == 1
     again = [full(1), full(2, a=1), typed(1), typed(1.0, 2), typed(1, other=2, a=3)]
     assert all(map(operator.is_, held, again)) and typed.cache_info().currsize == 3
+    counted = [(one.cache_info().hits, one.cache_info().misses) for one in (limited, full, whole, typed)]
+    assert counted == [(1, 1), (2, 2), (1, 1), (3, 3)]
     assert [one(key) for one in (full, cleared) for key in (1, 2, 3, 4, 1)] == [[1], [2], [3], [4], [1]] * 2
 
 

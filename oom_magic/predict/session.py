@@ -371,6 +371,7 @@ class DrySession:
             stack.enter_context(threads.queues_watched())
             stack.enter_context(view)
             stack.enter_context(self.fake_gpu)
+            stack.callback(self._exchange.end_copies)
             try:
                 yield
             finally:

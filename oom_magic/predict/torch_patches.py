@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import Any
 
 import torch
-import torch._dynamo.device_interface  # its classes copy torch.cuda's functions: import it before they are replaced
 import torch.backends.cudnn.rnn
 import torch.cuda.nccl
 import torch.utils.dlpack
@@ -38,10 +37,14 @@ from oom_magic.predict.fake_cuda.transfers import storages_followed
 from oom_magic.predict.instrumentation.autograd_order import AutogradOrder
 from oom_magic.predict.isolation.context import python_functions_followed
 from oom_magic.predict.isolation.patching import Patches
+from oom_magic.predict.isolation.process.process_state import environment_kept
 from oom_magic.predict.isolation.scripted_modules import moved_in_script
 from oom_magic.predict.kernels import recurrent
 from oom_magic.predict.operators.attention import attention_in_transforms
 from oom_magic.predict.operators.nested_attention import nested_attention_followed
+
+with environment_kept():  # the compiler writes the folder of its caches there
+    import_module("torch._dynamo.device_interface")  # its classes copy torch.cuda's functions: before they are replaced
 
 _NAME = "_group_tensors_by_device_and_dtype"
 _USERS = (

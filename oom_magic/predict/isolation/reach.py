@@ -201,7 +201,7 @@ def waiting_threads(condition: threading.Condition, own: Collection[int]) -> lis
     return [
         name
         for name, frame in others.items()
-        if frame is not None and frame.f_code is _WAIT and _variables(frame).get("self") is condition
+        if frame is not None and frame.f_code is _WAIT and variables_of(frame).get("self") is condition
     ]
 
 
@@ -220,12 +220,12 @@ def _is_waiting_for(innermost: types.FrameType, own: Collection[int]) -> bool:
     """Whether a thread only waits, as the main one does for a thread that runs a dry run."""
     is_main = any(frame.f_code.co_name == "<module>" for frame in _stack(innermost))
     in_threading = innermost.f_code.co_filename == threading.__file__
-    joined = (_variables(frame).get("self") for frame in _stack(innermost) if frame.f_code.co_name == "join")
+    joined = (variables_of(frame).get("self") for frame in _stack(innermost) if frame.f_code.co_name == "join")
     return (is_main and in_threading) or any(getattr(thread, "ident", None) in own for thread in joined)
 
 
 def _of_frame(frame: types.FrameType) -> list[Any]:
-    code, variables = frame.f_code, _variables(frame)
+    code, variables = frame.f_code, variables_of(frame)
     if not is_users_file(code.co_filename):
         return list(variables.values()) if code.co_filename.startswith(_TORCH) else []
     if variables is frame.f_globals:
@@ -233,7 +233,7 @@ def _of_frame(frame: types.FrameType) -> list[Any]:
     return [*variables.values(), *named(code, frame.f_globals)]
 
 
-def _variables(frame: types.FrameType) -> dict[str, Any]:
+def variables_of(frame: types.FrameType) -> dict[str, Any]:
     """A frame's variables. Before 3.13 CPython leaves a copy in a function's frame, which would keep them alive."""
     found = frame.f_locals
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:

@@ -33,6 +33,7 @@ from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META, Place, identity, is_large
 from oom_magic.predict.instrumentation.starting_point import StartingPoint, TensorState
 from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_objects
+from oom_magic.predict.isolation.objects.copies import Copies
 from oom_magic.predict.isolation.objects.iterators import Iterators
 from oom_magic.predict.isolation.objects.users_objects import note_state
 from oom_magic.predict.isolation.patching import Journal, patched
@@ -69,6 +70,7 @@ class TensorExchange:
         self._others: set[int] = set()  # what other threads use during this run
         self._before: dict[int, weakref.ref[torch.Tensor]] = {}  # the last run
         self._exchanged: set[int] = set()  # the identities of what is exchanged now
+        self._run_copies = Copies()  # of iterators and the like, for the run that lasts
         self._made: Changes = {} if origin is None else origin._found
         self._found: Changes = self._made  # by the last run
 
@@ -99,7 +101,8 @@ class TensorExchange:
                 journal.record(functools.partial(iterators.tell, assume))
                 real = _with_hooks(Snapshot(self._others), live.tensors)
                 journal.record(real.restore)
-                note_state(real, live, namespaces, self._others, assume, above, iterators)
+                self._run_copies = Copies(self._others)
+                note_state(real, live, namespaces, self._run_copies, assume, above, iterators)
                 self._found = self._made
                 real.apply(self._found)
                 if self._start is not None:
@@ -116,8 +119,13 @@ class TensorExchange:
                         self._copies = {id(one.tensor): one.remembered() for one in pairs if one.tensor.is_meta}
                     del real
         finally:
+            self._run_copies = Copies()
             self._unguard()
             pairs.clear()  # an exception that somebody keeps holds this frame: each later run would double their number
+
+    def end_copies(self) -> None:
+        """Inside the run, when its code has ended."""
+        self._run_copies.end()
 
     def _exchange(
         self, journal: Journal, pairs: list[ExchangedPair], live: list[torch.Tensor], give_scripted: Callable[[], None]

@@ -43,6 +43,11 @@ def _no_bars(module: ModuleType, run: Run) -> Patches:
     return [(module, {"_tqdm_active": False})]
 
 
+def _unwatched(module: ModuleType, run: Run) -> Patches:
+    """The user's bars start no thread that watches them, which would stay after the run."""
+    return [(module.tqdm, {"monitor_interval": 0})]
+
+
 def _hub(module: ModuleType, run: Run) -> Patches:
     """Upload and download nothing (transformers before version 5 copied huggingface_hub's switch)."""
     known = {"_is_offline_mode": True} if hasattr(module, "_is_offline_mode") else {}
@@ -311,6 +316,7 @@ def _beams(module: ModuleType, run: Run) -> Patches:
 
 ADAPTERS: dict[str, Adapter] = {
     "huggingface_hub.constants": _offline,
+    "tqdm.std": _unwatched,
     "transformers.utils.logging": _no_bars,
     "transformers.utils.hub": _hub,
     "transformers.configuration_utils": _configurations,

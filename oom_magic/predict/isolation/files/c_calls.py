@@ -163,6 +163,12 @@ _PYTHONS_FORMS = {  # not replaced for libraries: they close only their own file
     **_of_numbers("dup2 dup3", 0, 1),
     "close": _Form("close", (), None, (0,)),
 }
+_ENDING_FORMS = {  # looked up by ctypes only: C code goes on as if they did not return
+    **dict.fromkeys(("exit", "_exit", "_Exit", "quick_exit", "abort"), _Form("end", ())),
+    "raise": _Form("end", (), 0),
+    **dict.fromkeys(("kill", "killpg", "pthread_kill"), _Form("end", (), 1)),
+    "tgkill": _Form("end", (), 2),
+}
 
 
 @contextmanager
@@ -184,7 +190,7 @@ def c_calls_answered(
     if served.of_files is None and any(numbers.written()):
         assume(_("files opened before: on this system, only the usual calls that write to them are intercepted"))
     links = Links(served.stand_ins)
-    answers = _Answers(tree, scope, numbers, calls, links.exchange)
+    answers = _Answers(tree, scope, numbers, calls, links.exchange, assume)
 
     def then(load: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(load)
@@ -247,6 +253,7 @@ class _Served:
 @functools.cache
 def _served() -> _Served:
     """The stand-ins, which are never freed: a thread may still be executing one."""
+    _addresses(_ENDING_FORMS)
     names = {name: stand_in for name, (_real, stand_in, _places) in _addresses(_FORMS).items()}
     if HAS_GATES:
         with contextlib.suppress(OSError):  # no memory for instructions: not all systems give it
@@ -306,12 +313,14 @@ class _Answers:
         numbers: Descriptors,
         calls: Mapping[str, Callable[..., Any]],
         has_loaded: Callable[[], None],
+        assume: Callable[[str], None],
     ) -> None:
         self._tree = tree
         self._scope = scope
         self._numbers = numbers
         self._calls = calls
         self._has_loaded = has_loaded
+        self._assume = assume
 
     def applies(self, caller: FrameType | None) -> bool:
         """Whether the call is the run's. Threads of C serve it, unless other threads of the user work, too."""
@@ -327,6 +336,11 @@ class _Answers:
             return handle
         if form.action == "dlsym":
             return _instead.get(int(real(*words)) or 0, int(real(*words)))
+        if form.action == "end":
+            if form.other is not None and not words[form.other]:  # no signal: whether there is such a process
+                return int(real(*words))
+            self._assume(_("ctypes: `{name}` was not called, because it can end a process", name=real.__name__))
+            raise PermissionError(errno.EPERM, "a dry run ends no process")
         if form.action == "close":
             self._calls["close"](_number(words[0]))
             return 0

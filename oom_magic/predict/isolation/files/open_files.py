@@ -75,8 +75,8 @@ def _refusals_explained() -> Iterator[None]:
         text = str(error)
         if "readonly database" in text:
             why = _(
-                "A dry run cannot write to a database that was opened before it and is larger than 16 MiB or has"
-                " an open transaction: commit it, or connect to it in the cell."
+                "A dry run cannot write to a database that was opened before it and is larger than 16 MiB (before"
+                " Python 3.11 also: has an open transaction): connect to it in the cell."
             )
             error.args = (f"{text}. {why}",)
         elif "is read-only" in text:

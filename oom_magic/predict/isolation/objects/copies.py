@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
 import functools
+import gc
+import inspect
 import itertools
 import os
 import select
 import sqlite3
+import types
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Collection
@@ -16,6 +20,9 @@ from typing import Any
 from urllib.parse import quote
 
 from torch.utils.data import dataloader
+
+from oom_magic.language import _
+from oom_magic.predict.isolation.reach import variables_of
 
 _EMPTY: tuple[Any, ...] = ([], (), range(0), range(1 << 70), "", "é", b"", bytearray(), set(), deque())
 _DICTS: tuple[Any, ...] = ({}, OrderedDict())
@@ -26,7 +33,15 @@ _OF_OTHERS = (
     zip, map, filter, enumerate,
     *(kind for kind in vars(itertools).values() if isinstance(kind, type) and hasattr(kind, "__next__")),
 )  # fmt: skip
-_EPOLL: Any = getattr(select, "epoll", ())
+_EPOLL: Any = getattr(select, "epoll", None)
+with os.scandir() as _entries:
+    _REFUSING = (type(_entries), type(iter(int, 0)))  # they show nothing of what was taken from them
+_EXCHANGED = frozenset(
+    (
+        *_OF_CONTAINERS, *_OF_OTHERS, *_REFUSING, _EPOLL, dataloader._SingleProcessDataLoaderIter,
+        types.GeneratorType, sqlite3.Connection, sqlite3.Cursor,
+    )
+)  # fmt: skip
 MOST_COPIED_BYTES = 1 << 24  # of one database
 _DEEP = 8  # an iterator over another one's values over ...
 
@@ -38,13 +53,13 @@ class Copies:
     """
 
     def __init__(self, others: Collection[int] = frozenset()) -> None:
-        self._others = others
+        self.others = others
         self._made: dict[int, tuple[Any, Any]] = {}
         self._originals: dict[int, Any] = {}  # by the identity of the copy
 
     def give(self, container: Any) -> None:
         """Exchange what a dict, a list, a deque or a tuple holds."""
-        if isinstance(container, (dict, list, deque, tuple)) and id(container) not in self._others:
+        if isinstance(container, (dict, list, deque, tuple)) and id(container) not in self.others:
             put = functools.partial(_set_item, container) if isinstance(container, tuple) else container.__setitem__
             items = list(container.items() if isinstance(container, dict) else enumerate(container))
             for key, value in items:
@@ -61,7 +76,7 @@ class Copies:
     def of(self, one: Any) -> Any:
         """The copy of an object; None where it is not exchanged, or is a copy itself."""
         kind: Any = type(one)
-        if not has_copy(kind) or self.has_made(one) or id(one) in self._others:
+        if not has_copy(kind) or self.has_made(one) or id(one) in self.others:
             return None
         if id(one) not in self._made:
             made = self._new_cursor(one) if isinstance(one, sqlite3.Cursor) else _copied(one, _DEEP)
@@ -69,6 +84,13 @@ class Copies:
             if made is not None:
                 self._originals[id(made)] = one
         return self._made[id(one)][1]
+
+    def end(self) -> None:
+        """Close the run's generators, inside the run: what they do at their end is part of it."""
+        for _original, made in self._made.values():
+            if isinstance(made, types.GeneratorType):
+                with contextlib.suppress(Exception):  # of the user's code
+                    made.close()
 
     def has_made(self, one: Any) -> bool:
         """Whether an object is such a copy, which ends with the run."""
@@ -97,12 +119,9 @@ def _set_item(one: tuple[Any, ...], at: int, item: Any) -> None:
     ctypes.pythonapi.Py_DecRef(ctypes.py_object(before))
 
 
-@functools.lru_cache(maxsize=4096)
-def has_copy(kind: Any) -> bool:
+def has_copy(kind: type) -> bool:
     """Whether objects of the type are exchanged for copies."""
-    databases = (sqlite3.Connection, sqlite3.Cursor)
-    exchanged = (*_OF_CONTAINERS, *_OF_OTHERS, dataloader._SingleProcessDataLoaderIter, _EPOLL, *databases)
-    return issubclass(kind, exchanged) or _is_digest(kind)
+    return not _EXCHANGED.isdisjoint(kind.__mro__) or _is_digest(kind)
 
 
 def _is_digest(kind: type) -> bool:
@@ -119,6 +138,10 @@ def _copied(one: Any, depth: int) -> Any:
         return one.copy()
     if kind in _OF_CONTAINERS:
         return copy.copy(one)
+    if kind in _REFUSING:
+        return _Refusing(kind)
+    if kind is types.GeneratorType:
+        return _begun_anew(one, depth)
     if kind is _EPOLL:  # what it waits for is the same, and is put back; the run can close its own
         return None if one.closed else kind.fromfd(os.dup(one.fileno()))
     if isinstance(one, dataloader._SingleProcessDataLoaderIter):
@@ -154,6 +177,51 @@ def _part(one: Any, depth: int) -> Any:
     if made is None:
         raise _NoCopyError
     return made
+
+
+class _Refusing:
+    """In place of an open ``os.scandir``, and of what calls a function for each item, as ``re.finditer`` does."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind.__name__
+
+    def __iter__(self) -> _Refusing:
+        return self
+
+    def __next__(self) -> Any:
+        raise RuntimeError(
+            _(
+                "A dry run cannot take items from a {kind} that was made before it without taking them from you: make"
+                " it in the cell, or make a list of it.",
+                kind=self._kind,
+            )
+        )
+
+    def __enter__(self) -> _Refusing:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """The user's stays open."""
+
+    close = __exit__
+
+
+def _begun_anew(one: types.GeneratorType[Any, Any, Any], depth: int) -> Any:
+    """A generator of the same function and arguments, if no item was taken yet; its frame refers to the function."""
+    code = one.gi_code
+    if inspect.getgeneratorstate(one) != inspect.GEN_CREATED or depth == 0:
+        return None
+    made_by = [each for each in gc.get_referents(one) if isinstance(each, types.FunctionType) and each.__code__ is code]
+    if not made_by:  # before Python 3.11
+        return None
+    given = variables_of(one.gi_frame)
+    count = code.co_argcount
+    names, keywords = code.co_varnames[:count], code.co_varnames[count : count + code.co_kwonlyargcount]
+    rest = code.co_varnames[count + code.co_kwonlyargcount :]
+    more = given[rest[0]] if code.co_flags & inspect.CO_VARARGS else ()
+    others = given[rest[bool(code.co_flags & inspect.CO_VARARGS)]] if code.co_flags & inspect.CO_VARKEYWORDS else {}
+    args = [_part(given[name], depth) for name in names]
+    return made_by[0](*args, *more, **{name: _part(given[name], depth) for name in keywords}, **others)
 
 
 def _copied_batches(one: Any) -> Any:

@@ -21,12 +21,12 @@ _WORD = ctypes.sizeof(ctypes.c_void_p)
 def cache_noted(one: Any) -> tuple[Callable[[], object], list[Any]]:
     """What puts a function's cache back, and the objects that it holds."""
     referents, info = gc.get_referents(one), one.cache_info()
-    if info.maxsize is None:
-        return lambda: None, referents
     at = 1  # after its type
     while getattr(referents[at + 2], "__name__", "") == "_lru_list_elem":
         at += _OF_A_LINK
     links, table, function = referents[1:at], referents[at], referents[at + 1]
+    if info.maxsize is None:  # its dict is put back as all others are
+        return functools.partial(_set_counts, one, function, info), referents
     results = list(zip(links[::_OF_A_LINK], links[1::_OF_A_LINK], strict=True))
     undo = functools.partial(_restore, one, table, dict(table), info, results, function)
     return undo, [*links, function, vars(one)]
@@ -36,20 +36,33 @@ def _restore(
     one: Any, table: dict[Any, Any], before: dict[Any, Any], info: Any, results: list[tuple[Any, Any]], function: Any
 ) -> None:
     is_same = len(table) == len(before) and all(table.get(key) is link for key, link in before.items())
-    if is_same and one.cache_info().misses == info.misses:
-        return
-    one.cache_clear()
-    for key, result in results:
-        with _returning(one, function, result):
-            arguments, keywords = _arguments(key, one)
-            one(*arguments, **keywords)
+    if not is_same or one.cache_info().misses != info.misses:
+        one.cache_clear()
+        for key, result in results:
+            with _returning(one, function, result):
+                arguments, keywords = _arguments(key, one)
+                one(*arguments, **keywords)
+    _set_counts(one, function, info)
+
+
+def _set_counts(one: Any, function: Any, before: Any) -> None:
+    """The counts lie before the function, and behind it and the limit (``lru_cache_object``)."""
+    at, now = _place_of(one, function), one.cache_info()
+    hits, misses = (ctypes.c_ssize_t.from_address(at + words * _WORD) for words in (-1, 2))
+    if (hits.value, misses.value) == (now.hits, now.misses):
+        hits.value, misses.value = before.hits, before.misses
+
+
+def _place_of(one: Any, function: Any) -> int:
+    """The address at which a cache refers to its function."""
+    words = range(id(one) + object.__basicsize__, id(one) + type(one).__basicsize__, _WORD)
+    return next(word for word in words if ctypes.c_void_p.from_address(word).value == id(function))
 
 
 @contextmanager
 def _returning(one: Any, function: Any, result: Any) -> Iterator[None]:
     """The cached function returns ``result`` where it would be called."""
-    words = range(id(one) + object.__basicsize__, id(one) + type(one).__basicsize__, _WORD)
-    place = next(word for word in map(ctypes.c_void_p.from_address, words) if word.value == id(function))
+    place = ctypes.c_void_p.from_address(_place_of(one, function))
 
     def returned(*_arguments: Any, **_keywords: Any) -> Any:
         return result

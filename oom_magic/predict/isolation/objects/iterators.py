@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import io
 import itertools
 import operator
@@ -70,6 +71,8 @@ def _place(one: Any, depth: int = _ITERATORS_DEEP) -> tuple[Any, ...]:
     """A state that changes when an item is taken: a counter for loaders, references and remaining length for others."""
     if isinstance(one, (asyncio.Future, futures.Future)):
         return one.done(), getattr(one, "_num_cancels_requested", 0)
+    if type(one) is types.GeneratorType and inspect.getgeneratorstate(one) == inspect.GEN_CREATED:
+        return ()
     if type(one) is itertools.count:
         return (repr(one),)
     number = vars(one).get("_num_yielded") if hasattr(one, "__dict__") else None

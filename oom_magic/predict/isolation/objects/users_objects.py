@@ -251,7 +251,6 @@ def _noted(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
         yield from _noted_attributes(notes, copies, one)
 
 
-@functools.lru_cache(maxsize=4096)
 def _is_walked(kind: type) -> bool:
     """Whether an object's attributes lead to what is the user's, and not everywhere."""
     home = str(kind.__module__).partition(".")[0]
@@ -264,7 +263,6 @@ def log_handlers() -> list[logging.Handler]:
     return [one for one in (reference() for reference in references) if one is not None]
 
 
-@functools.lru_cache(maxsize=4096)
 def _is_made_for_it(kind: type) -> bool:
     """Whether a module's class was made for it alone, as by parametrizations and ``torch.fx``: it may be changed."""
     home = sys.modules.get(kind.__module__)
@@ -295,6 +293,11 @@ def _noted_function(notes: Notes, copies: Copies, function: types.FunctionType) 
         if hasattr(function, "_clear_cache"):  # ``functools.singledispatch``
             notes.add_undo(function._clear_cache)
             yield from gc.get_referents(function.registry)  # type: ignore[attr-defined]
+        for cell in function.__closure__ or ():  # counts and settings, such as the width that a bar of tqdm has printed
+            [held] = gc.get_referents(cell) or [None]
+            items = held.values() if type(held) is dict else held
+            if type(held) in (list, dict) and _PLAIN.issuperset(map(type, items)):
+                yield held
         return
     for name in _OF_FUNCTIONS:
         value = getattr(function, name)
@@ -419,7 +422,7 @@ def note_state(
     snapshot: Snapshot,
     live: LiveObjects,
     namespaces: list[dict[str, Any]],
-    others: set[int],
+    copies: Copies,
     assume: Callable[[str], None],
     above: Sequence[dict[str, Any]],
     iterators: Iterators,
@@ -440,14 +443,13 @@ def note_state(
     for namespace in namespaces:
         snapshot.add_plain(namespace, 1)
     named = [value for names in namespaces for name, value in list(names.items()) if not _OF_SHELL.fullmatch(str(name))]
-    copies = Copies(others)
     for namespace in (*namespaces, *above):
         copies.give(namespace)
     for names in above:
         snapshot.add_undo(functools.partial(copies.take_back, names))
     are_noted = {id(one) for one in (*namespaces, vars(builtins))}
     roots = [named, users_modules(), log_handlers()]
-    if not note_users_objects(snapshot, roots, others | are_noted, copies, iterators):
+    if not note_users_objects(snapshot, roots, are_noted.union(copies.others), copies, iterators):
         assume(
             _(
                 "your variables refer to more objects than can be restored: changes that the run makes to the"

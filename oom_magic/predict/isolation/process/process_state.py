@@ -76,6 +76,16 @@ def _restore_numpys(generator: np.random.BitGenerator, state: dict[str, Any]) ->
     np.random.set_state(state)
 
 
+@contextmanager
+def environment_kept() -> Iterator[None]:
+    """For libraries that set variables when they are loaded."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        restore_environment(before)
+
+
 def restore_environment(before: dict[str, str]) -> None:
     """Sets only what differs, since other threads read it meanwhile."""
     is_elsewhere = hasattr(time, "tzset") and os.environ.get("TZ") != before.get("TZ")

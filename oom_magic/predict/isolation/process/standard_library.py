@@ -85,7 +85,6 @@ def _classes(values: list[Any]) -> list[type]:
     return [one for one in dict.fromkeys(found) if _is_own(one)]
 
 
-@functools.lru_cache(maxsize=4096)
 def _is_own(kind: type) -> bool:
     """Whether it is a class of the library with settable attributes, and no list of constants."""
     is_library = str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
@@ -122,7 +121,6 @@ def _tables(modules: list[dict[str, Any]], others: Iterable[Any]) -> list[Any]:
     return [_ERROR_HANDLERS, *(one for one in found.values() if type(one) is not tuple)]
 
 
-@functools.lru_cache(maxsize=4096)
 def _has_settings(kind: type) -> bool:
     """Whether objects of a class have attributes in a dict, and are not what serves something else."""
     home = str(kind.__module__).partition(".")[0]
