@@ -164,7 +164,7 @@ _PYTHONS_FORMS = {  # not replaced for libraries: they close only their own file
     "close": _Form("close", (), None, (0,)),
 }
 _ENDING_FORMS = {  # looked up by ctypes only: C code goes on as if they did not return
-    **dict.fromkeys(("exit", "_exit", "_Exit", "quick_exit", "abort"), _Form("end", ())),
+    **dict.fromkeys(("exit", "quick_exit", "abort", "_Exit", "_exit"), _Form("end", ())),
     "raise": _Form("end", (), 0),
     **dict.fromkeys(("kill", "killpg", "pthread_kill"), _Form("end", (), 1)),
     "tgkill": _Form("end", (), 2),

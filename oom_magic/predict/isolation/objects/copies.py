@@ -214,7 +214,7 @@ def _begun_anew(one: types.GeneratorType[Any, Any, Any], depth: int) -> Any:
     made_by = [each for each in gc.get_referents(one) if isinstance(each, types.FunctionType) and each.__code__ is code]
     if not made_by:  # before Python 3.11
         return None
-    given = variables_of(one.gi_frame)
+    given = variables_of(one.gi_frame)  # type: ignore[arg-type]  # until it is closed
     count = code.co_argcount
     names, keywords = code.co_varnames[:count], code.co_varnames[count : count + code.co_kwonlyargcount]
     rest = code.co_varnames[count + code.co_kwonlyargcount :]
