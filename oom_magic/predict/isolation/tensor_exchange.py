@@ -92,7 +92,7 @@ class TensorExchange:
         try:
             with Journal() as journal, patched(torch._C, {"_WeakTensorRef": _Watch}):
                 live, others = _live_objects(function, namespaces)
-                self._others = set() if others is None else others.reach.seen
+                self._leave_to(others)
                 give_scripted = scripted_let_go(journal, live)
                 keep_event_loops(journal, live.loops, assume)
                 if self._lasting:
@@ -101,7 +101,6 @@ class TensorExchange:
                 journal.record(functools.partial(iterators.tell, assume))
                 real = _with_hooks(Snapshot(self._others), live.tensors)
                 journal.record(real.restore)
-                self._run_copies = Copies(self._others)
                 note_state(real, live, namespaces, self._run_copies, assume, above, iterators)
                 self._found = self._made
                 real.apply(self._found)
@@ -119,9 +118,13 @@ class TensorExchange:
                         self._copies = {id(one.tensor): one.remembered() for one in pairs if one.tensor.is_meta}
                     del real
         finally:
-            self._run_copies = Copies()
             self._unguard()
             pairs.clear()  # an exception that somebody keeps holds this frame: each later run would double their number
+
+    def _leave_to(self, others: Others | None) -> None:
+        """Note what stays other threads' during this run."""
+        self._others = set() if others is None else others.reach.seen
+        self._run_copies = Copies(self._others)
 
     def end_copies(self) -> None:
         """Inside the run, when its code has ended."""
@@ -226,6 +229,7 @@ class TensorExchange:
         self.gpu.used_elsewhere.clear()
         self.gpu.fix_for_host = None
         self._exchanged.clear()
+        self._run_copies = Copies()
 
     def template(self, tensor: torch.Tensor) -> torch.Tensor:
         """The stand-in of a tensor at the end of this session's last run: its copy, or the tensor itself."""
