@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -60,6 +61,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     reason = f"no CUDA device (torch {torch.__version__}); shared/fakecuda stands in for one"
     for item in marked:
         item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_other_tests(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Of the tests' modules only those are imported that this one imports: each dry run notes all that they hold."""
+    own = _imported_by(Path(request.module.__file__))
+    files = {name: Path(getattr(module, "__file__", None) or "") for name, module in list(sys.modules.items())}
+    others = {name: sys.modules.pop(name) for name, file in files.items() if file in _TESTS - own}
+    yield
+    sys.modules.update(others | sys.modules)
+
+
+_TESTS = frozenset(file for file in Path(__file__).parent.rglob("*.py") if file.name != "conftest.py")
+_IMPORTED = re.compile(r"^ *(?:from|import) (?:tests\.)?(\w+)", re.MULTILINE)
+
+
+def _imported_by(file: Path) -> set[Path]:
+    """The files of the tests' modules that one of them needs, itself included."""
+    found, waiting = set(), {file}
+    while waiting:
+        found.add(one := waiting.pop())
+        names = set(_IMPORTED.findall(one.read_text(encoding="utf-8")))
+        waiting |= {other for other in _TESTS - found if other.stem in names}
+    return found
 
 
 @pytest.fixture(autouse=True)

@@ -346,7 +346,8 @@ def test_a_name_that_a_users_module_binds_anew_is_answered(
     tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number of its names is the same, so nothing that was learned of the module in an earlier run may be kept."""
-    (tmp_path / "bound_anew.py").write_text("class Kept:\n    drop = None\n\ndrop = None\n")
+    os.chdir(tmp_path)
+    Path("bound_anew.py").write_text("class Kept:\n    drop = None\n\ndrop = None\n")
     monkeypatch.syspath_prepend(tmp_path)
     import bound_anew  # type: ignore[import-not-found]
 
