@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from oom_magic.views.text import display_width
 
@@ -35,6 +33,8 @@ def each(*arguments: Any) -> Any:
 
 
 def read(path: Path) -> Any:
+    import nbformat  # compiles many grammars, which not every run of any test shall wait for
+
     return nbformat.read(path, as_version=4)
 
 
@@ -121,6 +121,8 @@ def test_its_code_is_short(path: Path) -> None:
 
 @each
 def test_it_is_kept_as_one_clean_run(path: Path) -> None:
+    import nbformat
+
     notebook = read(path)
     nbformat.validate(notebook)
     cells = code_cells(notebook)
@@ -177,6 +179,8 @@ def test_a_broken_promise_is_noticed() -> None:
 
 @each
 def test_it_runs(path: Path, request: pytest.FixtureRequest) -> None:
+    from nbclient import NotebookClient
+
     if not request.config.getoption("--notebooks"):
         pytest.skip("takes minutes; run with --notebooks")
     notebook = read(path)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 
 NOTEBOOK = "sliders.ipynb"
@@ -47,16 +46,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="module")
-def notebook() -> nbformat.NotebookNode:
+def notebook() -> Any:
     """What the tests drag sliders in, not yet run."""
+    import nbformat  # compiles many grammars, which not every run of any test shall wait for
+
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in CELLS])
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
     return notebook
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory, notebook: nbformat.NotebookNode) -> Iterator[str]:
+def lab(tmp_path_factory: pytest.TempPathFactory, notebook: Any) -> Iterator[str]:
     """The address of a JupyterLab whose folder holds the notebook."""
+    import nbformat
+
     folder = tmp_path_factory.mktemp("lab")
     nbformat.write(notebook, folder / NOTEBOOK)
     with socket.socket() as free:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
-import nbformat
 import pytest
 
 import oom_magic as om
@@ -18,7 +17,7 @@ def exported(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     browser: Any,
-    notebook: nbformat.NotebookNode,
+    notebook: Any,
 ) -> Any:
     """The page, scripts on. There is no network: nothing may be fetched."""
     from nbclient import NotebookClient
