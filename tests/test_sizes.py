@@ -257,6 +257,16 @@ def test_map_agrees_with_single_points(adapter: Sizes) -> None:
             assert grid[row, column] == pytest.approx(single, abs=2 * MIB)
 
 
+def test_a_map_as_a_table(adapter: Sizes) -> None:
+    pytest.importorskip("pandas")
+    points: dict[str, Any] = {"batch_size": [2, 9], "seq_len": range(100, 1001, 300), "rank": 8}
+    table = adapter.to_dataframe(**points)
+    assert list(table) == [*points, "peak_allocated_bytes"]
+    assert table["peak_allocated_bytes"].tolist() == adapter.map(**points).ravel().tolist()
+    last = adapter.map(batch_size=[9], seq_len=[1000], rank=8).item()
+    assert table.iloc[-1].tolist() == [9, 1000, 8, last]
+
+
 @pytest.mark.parametrize(
     ("ranges", "error", "words"),
     [

@@ -197,7 +197,7 @@ def _label_floor(axes: Axes, height: float, in_the_way: Sequence[tuple[float, fl
 def _wanted_bytes(report: MemoryReport, curve: Curve) -> int:
     """What would have been allocated with the request that did not fit."""
     assert report.out_of_memory is not None
-    return int(curve.by_category[-1].sum()) + report.out_of_memory.tensor_bytes
+    return int(curve.by_category[-1].sum()) + report.out_of_memory.requested_bytes
 
 
 def _draw_phases(axes: Axes, curve: Curve) -> None:
@@ -240,7 +240,7 @@ def _draw_failure(axes: Axes, report: MemoryReport, curve: Curve) -> None:
     wanted = _wanted_bytes(report, curve)
     axes.plot([position, position], [height, wanted], color=LIGHT["bad"], linewidth=2, linestyle=":")
     axes.plot([position], [wanted], "X", color=LIGHT["bad"], markersize=7, clip_on=False)
-    text = _("tried to allocate {more_bytes} more", more_bytes=report.out_of_memory.tensor_bytes)
+    text = _("tried to allocate {more_bytes} more", more_bytes=report.out_of_memory.requested_bytes)
     limit, peak = report.device.usable_bytes, _peak_floor(axes, report, curve)
     label = peak, peak + _LABEL_SHARE * axes.get_ylim()[1]
     floor = _label_floor(axes, wanted, [(limit, limit), label, (limit, limit)])

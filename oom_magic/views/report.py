@@ -140,7 +140,7 @@ def _verdict(report: MemoryReport) -> Iterable[Block]:
             [place(failure.line), *card, *phase, *([_("step {step}", step=failure.step)] if failure.step else [])]
         )
         text = _(
-            "Out of memory at {where}: {more_bytes} more did not fit.", where=where, more_bytes=failure.tensor_bytes
+            "Out of memory at {where}: {more_bytes} more did not fit.", where=where, more_bytes=failure.requested_bytes
         )
         yield Sentence(text, "bad")
         if report.is_upper_bound:

@@ -5,6 +5,7 @@ What makes dry runs is loaded when there is something to run; sizes kept on disk
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, replace
@@ -17,7 +18,7 @@ from oom_magic.inputs import parse_bytes
 from oom_magic.language import _
 from oom_magic.memory.allocator.replay import Replay, replay
 from oom_magic.memory.categories import Breakdown
-from oom_magic.memory.report import Assumption, Device, MemoryReport, StepUsage
+from oom_magic.memory.report import Assumption, Device, MemoryReport, StepUsage, data_frame
 from oom_magic.memory.timeline import IntArray
 from oom_magic.one_line_errors import OneLineErrors
 from oom_magic.predict.setups.gpus import find_gpu
@@ -262,8 +263,7 @@ class Sizes(Result):
 
     def map(self, **values: Any) -> IntArray:
         """``peak_allocated_bytes`` over a grid: one dimension for each argument that is given a sequence, in order."""
-        grids = {name: value for name, value in values.items() if isinstance(value, (Sequence, np.ndarray, range))
-                 and not isinstance(value, str) and name in self.ranges.axes}  # fmt: skip
+        grids = self._grids(values)
         setting, _unused = self.ranges.locate({**values, **{name: int(value[0]) for name, value in grids.items()}})
         for name, value in grids.items():
             for number in value:
@@ -272,6 +272,16 @@ class Sizes(Result):
         shape = tuple(len(value) for value in grids.values())
         columns = [np.broadcast_to(mesh.get(name, values[name]), shape).ravel() for name in self.ranges.axes]
         return self._peaks(setting, np.stack(columns, axis=1).astype(np.int64)).reshape(shape)
+
+    def to_dataframe(self, **values: Any) -> Any:
+        """A pandas DataFrame of ``map``: a row for each point, with the arguments and ``peak_allocated_bytes``.
+
+        Raises ImportError with the fix where pandas is not installed.
+        """
+        grids, peaks = self._grids(values), self.map(**values).ravel()
+        points = [dict(zip(grids, map(int, point), strict=True)) for point in itertools.product(*grids.values())]
+        rows = zip(points, map(int, peaks), strict=True)
+        return data_frame({**values, **point, "peak_allocated_bytes": peak} for point, peak in rows)
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
@@ -313,6 +323,14 @@ class Sizes(Result):
     def _ends(self) -> tuple[Point, Point]:
         axes = self.ranges.axes.values()
         return tuple(int(axis[0]) for axis in axes), tuple(int(axis[-1]) for axis in axes)
+
+    def _grids(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Of arguments with a range those that are given a sequence."""
+        return {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str) and name in self.ranges.axes
+        }
 
     def _peaks(self, setting: tuple[int, ...], points: IntArray) -> IntArray:
         peaks = np.zeros(len(points), dtype=np.int64)
