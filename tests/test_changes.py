@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import json
 
@@ -13,6 +14,7 @@ from versions import bitsandbytes_or_skip
 
 from oom_magic.explain.remedies.code import code_for
 from oom_magic.explain.remedies.own_code.checkpointing import checkpointing
+from oom_magic.explain.remedies.own_code.parts import with_edges_drawn
 from oom_magic.predict.session import DrySession
 from oom_magic.predict.setups.model_source import resolve_model
 from oom_magic.predict.what_if import load_changes as loading
@@ -462,6 +464,51 @@ def test_long_sequences_of_layers_are_recomputed_in_parts():
     assert (path, bounds) == ("", (0, 4, 7, 10, 13))
     changed, written = run(train, models.ActivationCheckpointing()), run(lambda: train(as_written))
     assert changed.peak_allocated_bytes == written.peak_allocated_bytes < run(train).peak_allocated_bytes
+
+
+class Passing(nn.Module):
+    """Messages along edges, weighted."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x, edge_index, edge_weight):
+        source, target = edge_index
+        messages = self.linear(x)[source] * edge_weight[:, None]
+        return torch.zeros_like(x).index_add(0, target, messages)
+
+
+GRAPH = """
+def train():
+    optimizer.zero_grad()
+    out = model(x, edge_index, edge_weight=weights)
+    out.square().sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_graph_network_is_trained_on_a_part_of_the_edges_as_its_code_has_it():
+    def graph():
+        model = Passing().cuda()
+        edges = torch.randint(0, 100, (2, 40_000), device="cuda")
+        found = {"torch": torch, "model": model, "x": torch.rand(100, 64, device="cuda"), "edge_index": edges}
+        found["weights"] = torch.rand(40_000, device="cuda")
+        return {**found, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+
+    def train(source=GRAPH):
+        names = graph()
+        exec(source, names)
+        for _ in range(2):
+            names["train"]()
+
+    code = with_edges_drawn(ast.parse(GRAPH).body[0], {"model": Passing()}, 4)
+    assert code.endswith("out = model(x, edge_index[:, drawn], edge_weight=weights[drawn])")
+    as_written = GRAPH.replace("out = model(x, edge_index, edge_weight=weights)", code.replace("\n", "\n    "))
+    changed, written = run(train, habits.DrawnEdges(4)), run(lambda: train(as_written))
+    assert changed.peak_allocated_bytes == written.peak_allocated_bytes < 0.7 * run(train).peak_allocated_bytes
+    with pytest.raises(InapplicableError):
+        habits.DrawnEdges(2).check(nn.Linear(2, 2))
 
 
 def test_only_what_trains_is_under_autocast_where_a_run_trains():

@@ -123,7 +123,15 @@ def main():
 """
 
 
-@pytest.mark.parametrize(("source", "number"), [(CLOSURE, 1), (TWO, 2), (STEP, 1), (INSIDE, 1)])
+WHILE = """\
+while step < steps:
+    loss = net(next(batches)).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    step += 1
+"""
+
+
+@pytest.mark.parametrize(("source", "number"), [(CLOSURE, 1), (TWO, 2), (STEP, 1), (INSIDE, 1), (WHILE, 1)])
 def test_every_backward_stands_outside_of_autocast(source, number):
     tree = ast.parse(source)
     tree = tree.body[0] if isinstance(tree.body[0], ast.FunctionDef) else tree

@@ -27,6 +27,7 @@ import habit_notebooks  # noqa: F401 - its notebooks, too
 import hidden_notebooks  # noqa: F401 - its notebooks, too
 import library_notebooks  # noqa: F401 - its notebooks, too
 import longer_notebooks  # noqa: F401 - its notebooks, too
+import recomputed_notebooks  # noqa: F401 - its notebooks, too
 import summing_notebooks  # noqa: F401 - its notebooks, too
 import unlike_notebooks
 from failing_notebooks import NOTEBOOKS

@@ -20,6 +20,7 @@ import hidden_notebooks  # noqa: F401 - its notebooks, too
 import library_notebooks  # noqa: F401 - its notebooks, too
 import longer_notebooks  # noqa: F401 - its notebooks, too
 import pytest
+import recomputed_notebooks  # noqa: F401 - its notebooks, too
 import summing_notebooks  # noqa: F401 - its notebooks, too
 import unlike_notebooks  # noqa: F401 - its notebooks, too
 from failing_notebooks import NOTEBOOKS

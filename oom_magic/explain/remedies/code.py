@@ -283,7 +283,7 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
     "close_processes": "nvidia-smi\n# then close the notebooks and programs it lists: kill <PID>",
 }
 # Their templates contain a generic loop or model: shown as code only where written into the user's own.
-IN_A_LOOP = frozenset({"no_grad", "dropped_outputs", "mixed_precision"})
+IN_A_LOOP = frozenset({"no_grad", "dropped_outputs", "mixed_precision", "drawn_edges"})
 ACCELERATOR_SETTINGS = frozenset({"mixed_precision", "fsdp"})  # which leave the loop as it is
 STYLES = {"plain": _PLAIN, "generic": _GENERIC, "trainer": _TRAINER, "accelerate": _ACCELERATE}
 _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}

@@ -203,9 +203,10 @@ class RemedyEvaluator:
             yield from self._segments
         for group in self._groups():
             for candidate in group:
-                if any(one.verdict == "safe" for _, one in found) and self._is_too_little(candidate):
+                safe = {spec.key for spec, one in found if one.verdict == "safe"}
+                if candidate.key in safe or (safe and self._is_too_little(candidate)):
                     continue
-                is_left_out = candidate.key in _COMPILED_ANEW and any(one.verdict == "safe" for _, one in found)
+                is_left_out = bool(safe) and candidate.key in _COMPILED_ANEW
                 for remedy in self._left_out(candidate) if is_left_out else self._evaluated(candidate):
                     found.append((candidate, remedy))
                     yield remedy

@@ -132,6 +132,8 @@ def _of_training_loop() -> Iterator[RemedySpec]:
 
     yield _made("released_gradients", 11, "same", ("gradient",), loop.ReleasedGradients)
     yield _made("eval_accumulation", 3, "same", STEP, loop.GatheredOnHost)
+    for parts in (2, 4, 8):
+        yield _made("drawn_edges", 56 + parts, "faster", STEP, partial(loop.DrawnEdges, parts), slot="edges")
     yield _made("dropped_outputs", 12, "same", STEP, loop.DroppedOutputs, slot="loss")
 
 

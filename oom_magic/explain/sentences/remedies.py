@@ -25,6 +25,10 @@ REMEDIES: Sentences = {
     "remedy_dropped_outputs": (
         "Drop the model's outputs before the backward pass: the logits then live no longer than the loss needs them."
     ),
+    "remedy_drawn_edges": (
+        "Draw one edge in {parts} anew for each step (DropEdge, Rong et al. 2020): fewer messages are kept;"
+        " it changes what is learnt."
+    ),
     "remedy_mixed_precision": (
         "Compute the forward pass in {dtype} (autocast): most activations take half the memory."
     ),
@@ -378,6 +382,7 @@ REASONS: Sentences = {
     "reason_followed_as_eager": "the compiled code could not be followed",
     "reason_no_cuda_graphs_taken": "the model is not compiled for CUDA graphs",
     "reason_no_equal_blocks": "the model has no list of equal blocks",
+    "reason_no_edges": "the model takes no edges",
     "reason_one_size": "the model takes inputs of one size only",
     "reason_no_blocks": "the model has no blocks of several layers to recompute",
     "reason_autocast_already": "autocast is already on",

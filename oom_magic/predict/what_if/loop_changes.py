@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -261,6 +262,45 @@ def _with_labels_cut(prediction: Any) -> Any:
         cut = tuple(map(slice, shape[: prediction.label_ids.ndim]))
         prediction.label_ids = prediction.label_ids[cut]
     return prediction
+
+
+class DrawnEdges(Change):
+    """A graph network is trained on one in so many of the edges, drawn anew for each step (DropEdge, Rong et al. 2020).
+
+    ``values`` say how many ``parts`` there are.
+    """
+
+    def __init__(self, parts: int) -> None:
+        self.values = {"parts": parts}
+
+    def check(self, model: torch.nn.Module) -> None:
+        """Needs an argument for edges."""
+        if not edge_arguments(model):
+            raise InapplicableError("no_edges")
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with the edges that are drawn, and what there is of each of them."""
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        edges = next(
+            (one for one in tensors if one.dim() == 2 and one.shape[0] == 2 and one.dtype == torch.int64), None
+        )
+        if edges is None or not torch.is_grad_enabled():
+            return args, kwargs
+        number = edges.shape[1]
+        drawn = torch.randperm(number)[: number // self.values["parts"]]
+
+        def draw(value: Any) -> Any:
+            is_of_each = isinstance(value, torch.Tensor) and value.shape[:1] == (number,)
+            return value[:, drawn] if value is edges else value[drawn] if is_of_each else value
+
+        return tuple(map(draw, args)), {name: draw(value) for name, value in kwargs.items()}
+
+
+def edge_arguments(model: torch.nn.Module) -> dict[str, int]:
+    """The arguments of a graph network's forward that are about its edges, each with its place; the first are the
+    pairs of nodes, as PyTorch Geometric has them (``edge_index``)."""
+    names = list(inspect.signature(type(model).forward).parameters)[1:]
+    return {name: at for at, name in enumerate(names) if name.startswith("edge")}
 
 
 class DroppedOutputs(Change):

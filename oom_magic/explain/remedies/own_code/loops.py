@@ -12,7 +12,7 @@ from oom_magic.explain.live.called import called_in, object_of
 from oom_magic.user_code import is_users_file
 
 Code = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
-Block = ast.For | ast.FunctionDef
+Block = ast.For | ast.While | ast.FunctionDef
 Node = TypeVar("Node", ast.stmt, ast.expr, ast.For, ast.Call, Block)
 
 _UPDATES = ("step", "update", "unscale_", "zero_grad", "clip_grad_norm_", "clip_grad_value_")
@@ -132,7 +132,7 @@ def training_block(tree: ast.AST, most: int = 1) -> Block | None:
     """The one loop, or else the one function, such as a closure or a step, that has a backward of its own; where more
     are allowed, with loops in it that have others, ``most`` in all."""
     blocks = blocks_of(tree)
-    found = [node for node in blocks if isinstance(node, ast.For)] or blocks
+    found = [node for node in blocks if not isinstance(node, ast.FunctionDef)] or blocks
     outer = found[0] if found else None  # the outermost, as ``ast.walk`` goes
     inside = [] if outer is None else blocks_of(outer)
     number = sum(len(list(backwards(node.body))) for node in inside)
@@ -141,7 +141,7 @@ def training_block(tree: ast.AST, most: int = 1) -> Block | None:
 
 def blocks_of(tree: ast.AST) -> list[Block]:
     """The loops and functions that have a backward of their own."""
-    nodes = (node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.FunctionDef)))
+    nodes = (node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While, ast.FunctionDef)))
     return [node for node in nodes if any(True for _ in backwards(node.body))]
 
 

@@ -24,7 +24,7 @@ from oom_magic.explain.remedies.own_code.loops import (
     with_outputs_dropped,
     without_gradients,
 )
-from oom_magic.explain.remedies.own_code.parts import given_rows, in_parts
+from oom_magic.explain.remedies.own_code.parts import given_rows, in_parts, with_edges_drawn
 from oom_magic.explain.remedies.own_code.placement import own_placement, with_gradient_sync_set
 from oom_magic.user_code import is_cell
 
@@ -41,6 +41,8 @@ def own_code(tree: Code, names: Mapping[str, Any], key: str, values: Mapping[str
         return with_optimizer(tree, key)
     if key == "no_grad":
         return without_gradients(tree) if isinstance(tree, ast.Module) else ""
+    if key == "drawn_edges":
+        return with_edges_drawn(tree, names, values["parts"])
     if key == "mixed_precision":
         return under_autocast(tree, names, values["dtype"])
     found = training_block(tree) if key == "dropped_outputs" else None
