@@ -299,7 +299,7 @@ _OF_SCORES = (
         ),
         pytest.param(
             "Standalone Faster-Whisper running on: CUDA, --model=large-v2\nFile \"faster_whisper\\transcribe.py\", line 125, in init\n"
-            "RuntimeError: CUDA failed with error out of memory", ["size of the weights"], ["numel"], id="no code to count parameters in",
+            "RuntimeError: CUDA failed with error out of memory", ["int8"], ["numel"], id="no code to count parameters in",
         ),
         pytest.param(
             "my training pod is OOMKilled after 2 epochs (exit code 137). resources.limits.memory: 32Gi\nclass MyData(Dataset):\n"
@@ -373,6 +373,38 @@ _OF_SCORES = (
         pytest.param(
             "It runs out of memory on my GPU after an update. I did not change resolution or frame count. --disable-pinned-memory fixes it,"
             " ComfyUI", ["disable-pinned-memory"], ["lowvram", "smaller inputs do not help"], id="what did not change was not tried",
+        ),
+        pytest.param(
+            "cuda out of memory when I train my data with batch_size==1.", ["Make the inputs"], ["batch: if", "microbatch"],
+            id="a batch of one at the sentence's end",
+        ),
+        pytest.param(
+            "I always get this error when running the demo code multiple times with a tiny image\nRuntimeError: CUDA out of memory. Tried"
+            " to allocate 60.00 MiB (GPU 0; 3.95 GiB total capacity; 708.35 MiB already allocated; 111.00 MiB free; 742.00 MiB reserved in"
+            " total by PyTorch)", ["Another process holds"], ["losses.append", "keeps memory alive"], id="others hold most of it",
+        ),
+        pytest.param(
+            "transcribe fails now and then on a card of 24 GB\n  File \"/x/faster_whisper/transcribe.py\", line 584, in inference\n    result ="
+            " self.model.generate(\nRuntimeError: CUDA failed with error out of memory", ["int8"], ["no_grad", "torch.cuda"],
+            id="no PyTorch computes there",
+        ),
+        pytest.param(
+            "GPU memory usage is 62GB with DDP. When switching to deepspeed stage_2, the memory usage increases significantly and it runs out"
+            " of memory. I train a LoRA on 720p videos.", ["working|activations"], ["keeps memory alive", "Shorter sequences", "--model"],
+            id="two settings compared are no growth",
+        ),
+        pytest.param(
+            "OOM in the middle of training an inception net, batch size is 256\nI bfc_allocator.cc:702] Stats:\nLimit:   12049707828\nInUse:"
+            "   11984328960\nW Ran out of memory trying to allocate 39.81MiB.\nResource exhausted: OOM when allocating tensor with"
+            " shape[256,832,7,7]", ["11.16 GiB of the 11.22 GiB"], ["Another process", "come late"], id="TensorFlow's own statistics",
+        ),
+        pytest.param(
+            "Training is fine from scratch, but when I resume from the checkpoint, cuda is out of memory. deeplabv3_plus.yaml",
+            ["map_location"], ["must not increase", "fewer bits", "weights do not fit"], id="a checkpoint beside the model",
+        ),
+        pytest.param(
+            "keras: predict on large datasets throws OOM on the GPU, it seems all the predictions are kept in GPU memory. In chunks it works",
+            ["results in RAM"], ["process of its own", "clear_session"], id="one model in TensorFlow",
         ),
         pytest.param(
             "My video workflow in ComfyUI gives OOM on a 4070TI 12GB", ["leaves the cause open"], ["If so", "tiles", "lowvram"],

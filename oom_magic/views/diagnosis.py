@@ -7,7 +7,7 @@ from typing import Any
 
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import Budget
-from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause, Confidence, Evidence
+from oom_magic.explain.evidence.causes import HOST_CAUSES, INPUT_CAUSES, Cause, Confidence, Evidence, PossibleCause
 from oom_magic.explain.evidence.clues.programs import PROGRAMS, PROGRAMS_BY_KEY
 from oom_magic.explain.evidence.judging import SERVERS, device_tool, meaning_of
 from oom_magic.explain.live.holders import Holder
@@ -84,7 +84,16 @@ _UNINFORMATIVE_NOTES = ("tensor_not_printed", "tensor_unknown_model")
 # Evidence that only says what kind of run a text is about, which its reader knows.
 _SAYS_LITTLE = ("training_told", "inference_told", "computing_told", "precedents")
 _LEAST_OF_BEST = 0.6  # of the likeliest cause's degree: less is not worth a reader's time
-_MOST_OPEN = 2  # causes that a text leaves as open as the likeliest
+_MOST_OTHERS = 2
+# Evidence that is as true of any run with such numbers, or of such a program.
+_OF_ANY_SUCH_RUN = ("own_tensors_fill", "program_seen")
+# Changes that show by themselves whether the inputs were the cause.
+_LESS_INPUT = (
+    "smaller_batch_any", "smaller_batch_plain", "smaller_input", "smaller_items", "smaller_image", "smaller_graph",
+    "shorter_sequences_any", "shorter_context", "fewer_pixels", "vllm_pixels", "ctranslate2_less",
+)  # fmt: skip
+# Changes that show in the same way whether what they release was the cause.
+_RELEASING = ("map_location_cpu", "own_device", "no_grad", "no_retain_graph")
 # Checks that are worth making though the cause is certain: they say how much was missing.
 _SAYS_HOW_MUCH = ("check_host_ram_slurm", "check_host_ram_pod", "check_host_ram_windows")
 _RESERVING_KEYS = ("program_reserves", "told_generation")
@@ -230,7 +239,8 @@ def _is_checked_first(diagnosis: Diagnosis) -> bool:
     """Whether the check that settles the likeliest cause comes before any change: a text that leaves it open."""
     is_evaluated = any(one.needed_bytes is not None for one in diagnosis.remedies)
     is_settled = is_evaluated or bool(printed_by_message(diagnosis))  # what a message proposes itself is said first
-    return diagnosis.confidence is Confidence.OPEN and bool(diagnosis.possible) and not is_settled
+    has_change = bool(diagnosis.remedies) and diagnosis.confidence is not Confidence.OPEN
+    return bool(diagnosis.possible) and not (is_settled or has_change)
 
 
 def _change(diagnosis: Diagnosis, first: str) -> Block:
@@ -317,28 +327,38 @@ def _evidence(diagnosis: Diagnosis) -> Iterator[Block]:
 
 
 def _possible(diagnosis: Diagnosis) -> Iterator[Block]:
-    """The check that settles the cause, unless it is certain or checked first, and the other causes with theirs."""
-    lang = diagnosis.lang
+    """The check that settles the cause, where that is worth making, and the other causes that something speaks for."""
+    lang, first = diagnosis.lang, next(iter(diagnosis.possible), None)
+    others = [one for one in diagnosis.possible[1:] if one.cause is not diagnosis.cause and _may_be(one, diagnosis)]
     blocks: list[Block] = []
-    is_on_top = _is_checked_first(diagnosis)
-    for one in diagnosis.possible:
-        is_settled = is_on_top or (one.confidence is Confidence.CERTAIN and one.check.key not in _SAYS_HOW_MUCH)
-        degree = translate(f"confidence_{one.confidence.value}", lang)
-        if one.cause is diagnosis.cause or (is_settled and one is diagnosis.possible[0]):
-            if not is_settled:
-                blocks.append(
-                    Sentence(f"• {translate('possible_first', lang, check=render_evidence(one.check, lang))}")
-                )
-            continue
-        is_like_others = diagnosis.confidence is Confidence.OPEN and len(blocks) < _MOST_OPEN
-        is_unlikely = one.confidence is Confidence.OPEN or one.degree < _LEAST_OF_BEST * diagnosis.possible[0].degree
-        if is_unlikely and not is_like_others:
-            continue  # hardly anything speaks for it, or much more for another
-        cause = _cause(one.cause, diagnosis)
+    if first is not None and _is_worth_confirming(first, diagnosis):
+        check = render_evidence(first.check, lang)
+        blocks.append(Sentence(f"• {translate('possible_first', lang, check=check) if others else check}"))
+    for one in others[:_MOST_OTHERS]:
+        cause, degree = _cause(one.cause, diagnosis), translate(f"confidence_{one.confidence.value}", lang)
         text = translate("possible_also", lang, cause=cause, confidence=degree, check=render_evidence(one.check, lang))
         blocks.append(Sentence(f"• {text}", "quiet"))
     if blocks:
-        yield Details(translate("heading_possible", lang), tuple(blocks))
+        yield Details(translate("heading_possible" if others else "heading_confirm", lang), tuple(blocks))
+
+
+def _is_worth_confirming(one: PossibleCause, diagnosis: Diagnosis) -> bool:
+    """Whether the cause may be another, and its check is neither on top already nor the change itself."""
+    if one.cause is not diagnosis.cause or _is_checked_first(diagnosis):
+        return False
+    first = diagnosis.remedies[0].key if diagnosis.remedies else ""
+    is_tried_by_it = first in _RELEASING or (first in _LESS_INPUT and one.cause in INPUT_CAUSES)
+    is_evaluated = any(remedy.needed_bytes is not None for remedy in diagnosis.remedies)
+    is_open = one.confidence is Confidence.POSSIBLE and not (is_tried_by_it or is_evaluated)
+    return is_open or one.check.key in _SAYS_HOW_MUCH
+
+
+def _may_be(one: PossibleCause, diagnosis: Diagnosis) -> bool:
+    """Whether something in this text speaks for another cause, and not much more for the likeliest."""
+    if all(evidence.key in (*_SAYS_LITTLE, *_OF_ANY_SUCH_RUN) for evidence in one.evidence):
+        return False
+    is_near = one.degree >= _LEAST_OF_BEST * diagnosis.possible[0].degree
+    return is_near and (one.confidence is not Confidence.OPEN or diagnosis.confidence is Confidence.OPEN)
 
 
 def _located(diagnosis: Diagnosis) -> Iterator[Evidence]:

@@ -57,13 +57,13 @@ _BEYOND_PRECEDENT = 0.8
 _ALONE_FROM_SHARE = 0.1
 _OWN_FILL = 0.85  # of a device that PyTorch itself fills: others could hold little
 _NO_BYTES = float("inf")
-_SMALL_DEVICE_BYTES = 2 * 1024**3  # where a message does not print the device's
+_LARGE_DEVICE_BYTES = 16 * 1024**3  # where a message does not print the device's
 IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments", "learns", "uses_torch"}
 _OF_MEMORY = {
     "speaks_of_memory", "speaks_of_ram", "uses_much", "killed", "grows", "host_fills", "pins", "saves", "kernel_dies",
 }  # fmt: skip
 _OF_RAM = {"speaks_of_ram", "host_fills", "workers"}
-_OF_MODELS = {"learns", "loads", "infers", "trains", "attends", "generates_tokens", "makes_pictures", "merges"}
+_OF_WEIGHTS = {"loads", "loaded", "merges", "saves", "generates_tokens", "smaller_model_works"}
 _OF_LIMITS = {"names_share", "full_at_any_size", "smaller_share_helps"}
 _WORTH_NAMING = 0.12
 _OF_THIS_RUN = 0.6  # what a text says of its own run counts more than what is usual
@@ -231,7 +231,7 @@ def judge(failures: Sequence[Failure], text: str, clues: Clues | None = None) ->
     if best is None or best.degree < _NAMED_FROM:
         known = (Evidence("no_message"),) if failure is None else tuple(observations(failure))
         return Judgement(Cause.UNKNOWN, known, Confidence.OPEN, possible)
-    evidence = list(best.evidence) or [Evidence("no_message")]
+    evidence = list(best.evidence) or [Evidence("computing_told")]
     if failure is None:
         evidence.insert(0, Evidence("no_message"))
     return Judgement(best.cause, tuple(evidence), best.confidence, possible)
@@ -257,11 +257,15 @@ def _unshown(failure: Failure | None, clues: Clues) -> frozenset[Cause]:
     """Causes that need something the text shows no sign of: a limit that was set, a model, a large tensor, Windows."""
     takes_share = clues.program is not None and clues.program.program.key in RESERVING
     takes_share = takes_share or (failure is not None and failure.backend == "mps")
-    has_model = clues.program is not None or not clues.has_prose or _OF_MODELS & clues.run.told
+    told = clues.run.told
+    has_weights = (
+        clues.weights_bytes or clues.phase in ("loading", "saving") or not clues.has_prose or _OF_WEIGHTS & told
+    )
+    has_weights = has_weights or (clues.program is not None and not clues.program.program.trains)
     has_size = failure is not None and (failure.requested_bytes is not None or failure.shape is not None)
     shown = {
         Cause.MEMORY_FRACTION_LIMIT: takes_share or _OF_LIMITS & clues.run.told,
-        Cause.WEIGHTS_TOO_BIG: has_model and not are_light(failure, clues),
+        Cause.WEIGHTS_TOO_BIG: has_weights and not are_light(failure, clues),
         Cause.REQUEST_ALONE_TOO_BIG: has_size or clues.array_bytes or clues.inputs or not clues.has_prose,
         Cause.SYSMEM_FALLBACK: {"Windows", "WSL"} & set(clues.systems),
     }
@@ -273,7 +277,8 @@ def _contradicted(failure: Failure | None) -> frozenset[Cause]:
     if failure is None or failure.requested_bytes is None:
         return frozenset()
     found = set()
-    if failure.requested_bytes < (failure.total_bytes or _SMALL_DEVICE_BYTES) * _ALONE_FROM_SHARE:
+    total = failure.total_bytes
+    if failure.requested_bytes < (_LARGE_DEVICE_BYTES if total is None else total * _ALONE_FROM_SHARE):
         found.add(Cause.REQUEST_ALONE_TOO_BIG)
     if (failure.pytorch_bytes or 0) >= (failure.total_bytes or _NO_BYTES) * _OWN_FILL:
         found.add(Cause.OTHER_PROCESS)

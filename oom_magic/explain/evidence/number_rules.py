@@ -161,6 +161,9 @@ def _others(failure: Failure) -> Iterator[Support]:
         if failure.own_process_bytes is not None:
             yield Support(Cause.OTHER_PROCESS, -0.8)  # this process is nearly all that is there
         return
+    if is_held_by_others(failure):  # what this process keeps, or its weights, are less than that
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.7)
+        yield Support(Cause.WEIGHTS_TOO_BIG, -0.5)
     if requested is not None and others < requested - (failure.free_bytes or 0):
         return
     if failure.listed_other_bytes >= total * _MIN_OTHERS_SHARE:
@@ -169,6 +172,14 @@ def _others(failure: Failure) -> Iterator[Support]:
     values = {"other_bytes": others, "total_bytes": total, "held_bytes": failure.pytorch_bytes or 0}
     weight = 0.85 if failure.backend in ("cuda", "npu") else 0.4
     yield Support(Cause.OTHER_PROCESS, weight, Evidence("others_unlisted", values))
+
+
+def is_held_by_others(failure: Failure | None) -> bool:
+    """Whether others hold a good part of the device, and more than PyTorch does in this process."""
+    others = None if failure is None else others_bytes(failure)
+    if failure is None or others is None or failure.backend not in ("cuda", "npu"):
+        return False
+    return others >= max((failure.total_bytes or 0) * _MIN_OTHERS_SHARE, failure.pytorch_bytes or 0)
 
 
 def others_listed(failure: Failure) -> Evidence:
@@ -215,7 +226,7 @@ def _mps(failure: Failure, clues: Clues) -> Iterator[Support]:
         if limit:
             marked = {"held_bytes": allocated + other, "limit_bytes": limit}
             yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.3, Evidence("mps_watermark", marked))
-    elif limit and allocated >= limit * 0.8:
+    elif limit and allocated + other >= limit * 0.8:
         values = {"held_bytes": allocated, "limit_bytes": limit}
         is_large = (failure.requested_bytes or 0) >= limit * 0.08
         trains = clues.is_training or clues.tells_of_training
@@ -246,11 +257,11 @@ def _fragmentation(failure: Failure, clues: Clues) -> Iterator[Support]:
         weight = 0.18 if clues.program is None else 0.42
         if is_much:
             could_serve_twice = stuck >= 2 * requested >= held * _MUCH_STUCK_SHARE
-            weight = 0.7 if is_most else 0.5 if could_serve_twice else 0.36
+            weight = 0.7 if is_most else 0.5 if could_serve_twice else 0.27
         yield Support(Cause.FRAGMENTATION, weight, Evidence("stuck_above_request", values))
     elif is_much:
         more = {**values, "free_bytes": failure.free_bytes or 0}
-        yield Support(Cause.FRAGMENTATION, 0.5 if is_most else 0.36, Evidence("stuck_and_free_above_request", more))
+        yield Support(Cause.FRAGMENTATION, 0.5 if is_most else 0.27, Evidence("stuck_and_free_above_request", more))
 
 
 def _refused_with_room(failure: Failure, clues: Clues) -> Iterator[Support]:

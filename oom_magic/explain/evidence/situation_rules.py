@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
 from oom_magic.explain.evidence.clues.traceback import Clues
-from oom_magic.explain.evidence.text_rules import computes_plainly
+from oom_magic.explain.evidence.number_rules import is_held_by_others
+from oom_magic.explain.evidence.text_rules import computes_plainly, largest_late
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.units import GIB
 
@@ -19,7 +20,7 @@ _BARE_FORMATS = (
 _TELLS_MEMORY = ("dataloader", "sigbus")
 # A single request of this share is an operation's result: weights of a layer are smaller.
 _LARGE_REQUEST_SHARE = 0.05
-_LARGE_REQUEST_BYTES = GIB
+_LARGE_REQUEST_BYTES = GIB // 2
 # No GPU has this much; a request for it is a mistake.
 _LARGEST_DEVICE_BYTES = 512 * GIB
 _ADAM_FACTOR = 8  # weights, gradients and two moments in fp32 for weights in half precision
@@ -28,6 +29,7 @@ _MOST_OF_A_CARD = 0.85
 _LIGHT_PART = 4  # weights that fit the card so many times are not what fills it
 # What is said of a run whose weights do not lie on one card as a whole.
 _NOT_WHOLE = {"shards", "swaps_blocks", "keeps_in_ram", "offloads_parts"}
+_AFTER_LOADING = ("kv_cache", "compute", "serving", "logits", "vae")  # stages in which the weights are there
 _LARGE_WEIGHTS = 12 * GIB  # most cards hold no more
 
 
@@ -169,10 +171,17 @@ def _of_whole(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.45, Evidence("told_embeddings"))
         yield Support(Cause.ACTIVATIONS, -0.3)
     stage = None if clues.program is None else clues.program.stage
-    if "loaded" in told or (stage is not None and stage.key in ("serving", "logits", "vae")):
+    if "loaded" in told or (stage is not None and stage.key in _AFTER_LOADING):
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they fit
     if "full_batch" in told:
         yield Support(Cause.ACTIVATIONS, 0.4, Evidence("told_whole"))
+    if "at_optimizer" in told:
+        yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("told_at_optimizer"))
+        yield Support(Cause.ACTIVATIONS, -0.5)
+    if "offload_helps" in told:
+        cause = Cause.OPTIMIZER_STATE if _trains(clues) and not clues.trains_few else Cause.WEIGHTS_TOO_BIG
+        yield Support(cause, 0.55, Evidence("told_offload_helps"))
+        yield Support(Cause.ACTIVATIONS, -0.4)
     if "adam_costs" in told:
         yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("told_adam"))
         yield Support(Cause.ACTIVATIONS, -0.4)
@@ -262,7 +271,11 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
     elif {"loads", "generates_beside"} <= told and clues.phase is None:
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.5, Evidence("told_generation"))
         yield Support(Cause.ACTIVATIONS, -0.5)
-    elif "loads" in told and clues.phase is None and clues.program is None and clues.num_trained is None:
+    elif (
+        "loads" in told
+        and "resumes" not in told
+        and not (clues.phase or clues.program or clues.num_trained or clues.is_training)
+    ):
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.4, Evidence("told_loading"))
     if "evaluates" in told and _trains(clues):
         weight, collects = 0.4 if "training_fits" in told else 0.3, 0.22
@@ -299,16 +312,16 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("told_conversation"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.5)
     yield from _growth_that_is_no_leak(clues)
-    if (is_repeated or "grows" in told) and not {"left_over", "shares_device"} & told:
+    if (is_repeated or "grows" in told) and not ({"left_over", "shares_device"} & told or is_held_by_others(failure)):
         yield Support(Cause.OTHER_PROCESS, -0.5)  # on a Mac such numbers count this process, too
     if "after_while" in told and not clues.run.is_late:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.22, Evidence("told_late"))
-        yield Support(Cause.ACTIVATIONS, 0.25, Evidence("largest_batch_late"))
+        yield Support(Cause.ACTIVATIONS, 0.25, largest_late(clues))
     if {"after_while", "room_at_start"} <= told and not {"varies_in_length", "detects"} & told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.4, Evidence("told_room_at_start"))
         yield Support(Cause.ACTIVATIONS, -0.3)
     if "at_times" in told:
-        yield Support(Cause.ACTIVATIONS, 0.2, Evidence("largest_batch_late"))
+        yield Support(Cause.ACTIVATIONS, 0.2, largest_late(clues))
 
 
 def _kept(clues: Clues) -> Iterator[Support]:
@@ -337,6 +350,9 @@ def _growth_that_is_no_leak(clues: Clues) -> Iterator[Support]:
     if {"grows", "grows_with_new"} <= told:
         yield Support(Cause.ACTIVATIONS, 0.55, Evidence("told_new_only"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.5)
+    if {"grows", "varies_in_length"} <= told and not clues.faults:
+        yield Support(Cause.ACTIVATIONS, 0.45, largest_late(clues))
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.4)
     if {"grows", "detects"} <= told and "infers" not in told:
         yield Support(Cause.ACTIVATIONS, 0.45, Evidence("boxes_vary"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.4)
@@ -397,7 +413,7 @@ def _likeliest_of_all(failure: Failure | None, clues: Clues) -> Iterator[Support
     if clues.full_devices:
         yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("device_seen_full", {"used": clues.full_devices}))
     if _trains(clues):
-        if "batch_of_one" in clues.run.told:
+        if "batch_of_one" in clues.run.told and not clues.run.is_late:
             yield Support(Cause.WEIGHTS_TOO_BIG, 0.15, Evidence("told_batch_of_one"))
     elif "infers" in clues.run.told:
         yield Support(Cause.ACTIVATIONS, 0.28, Evidence("inference_told"))
@@ -411,7 +427,7 @@ def _is_large_request(failure: Failure, clues: Clues) -> bool:
         return False
     requested, total = failure.requested_bytes or 0, failure.total_bytes
     if total is None:
-        return 4 * _LARGE_REQUEST_BYTES <= requested <= _LARGEST_DEVICE_BYTES
+        return 8 * _LARGE_REQUEST_BYTES <= requested <= _LARGEST_DEVICE_BYTES
     return max(total * _LARGE_REQUEST_SHARE, _LARGE_REQUEST_BYTES) <= requested <= total
 
 

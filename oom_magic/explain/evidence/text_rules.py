@@ -52,6 +52,8 @@ _LAST_STRAW_SHARE = 0.01  # of the device: a request so small says little of wha
 # A request this small on a full device says nothing about what filled it.
 _SMALL_REQUEST = 200 * MIB
 _SMALL_FIRST_REQUEST = 256 * MIB
+# Texts, recordings, the objects in a picture and graphs differ from batch to batch.
+_OF_MANY_SIZES = {"varies_in_length", "attends", "hears", "detects", "of_graphs"}
 # TensorFlow asks for its share of the device at its start, then for nine tenths of it, until some is granted.
 SHRINKING = re.compile(r"(?:failed to allocate [\d.]{1,8}[GMT][^\n]{0,120}from device[^\n]{0,160}\n[^\n]{0,160}){2}")
 _TRANSCRIBER_LOADS = re.compile(r"transcribe\.py\"?, line \d+, in (?:__)?init|load_model")
@@ -77,6 +79,7 @@ _MOVED = re.compile(r"in _apply\b")
 _OPTIMIZER_SET_UP = re.compile(r"initialize_optimizer_states|_configure_zero_optimizer|_create_fp32_partitions")
 _SHARE_OF_PADDLE = re.compile(r"FLAGS_fraction_of_gpu_memory_to_use is (0?\.\d{1,3}|1\.0) now")
 _LARGEST_SHARE = 0.9
+_POOL_IN_USE = re.compile(r"Limit: {1,40}([1-9]\d{8,14})\s{1,4}InUse: {1,40}(\d{9,15})\b")  # bfc_allocator.cc
 _FULL_POOL = re.compile(r"Maximum pool size exceeded|allocated so far: [\d,]{1,20} bytes, limit set to", re.I)
 _WEIGHTS_LOADED = re.compile(r"[Mm]odel (?:weights|loading) (?:took|takes?) (\d{1,4}(?:\.\d{1,4})?) ?Gi?B")
 _MOST_OF_A_DEVICE = 0.85
@@ -297,6 +300,11 @@ def _in_logs(text: str) -> Iterator[Support]:
             "weights_bytes": round(float(parts.group(2)) * GIB),
         }
         yield Support(Cause.ACTIVATIONS, 0.7, Evidence("cache_exceeds_weights", values))
+    pool = _POOL_IN_USE.search(text)
+    if pool is not None and int(pool[2]) >= _FULL_SHARE * int(pool[1]):
+        values = {"held_bytes": int(pool[2]), "limit_bytes": int(pool[1])}
+        yield Support(Cause.ACTIVATIONS, 0.2, Evidence("pool_in_use", values))
+        yield Support(Cause.OTHER_PROCESS, -0.8)
     if _CACHE_MADE.search(text):
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they were there before it
     share = _SHARE_OF_PADDLE.search(text)
@@ -401,13 +409,18 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         elif clues.phase != "evaluation":
             had_all = (run.num_epochs or 0) > 2  # each epoch brings the same data
             yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.45 if had_all else 0.2, Evidence(key, values))
-            later = Evidence("late_at_round_step" if run.is_round else "largest_batch_late")
+            later = Evidence("late_at_round_step") if run.is_round else largest_late(clues)
             yield Support(Cause.ACTIVATIONS, 0.15 if had_all else 0.3, later)
     if run.is_start and clues.phase in ("forward", "backward", "loss"):
         yield Support(Cause.ACTIVATIONS, 0.35, Evidence("first_steps_fail", {"count": run.num_steps or 0}))
     if "indexes" in told and failure is not None and failure.format in ("cublas", "cudnn", "cuda_error_oom"):
         yield Support(Cause.NOT_OOM, 0.65, Evidence("index_error_beside"))
         yield Support(Cause.DRIVER_LEVEL, -0.6)
+
+
+def largest_late(clues: Clues) -> Evidence | None:
+    """That a later batch may be the largest, where something shows that batches differ in size."""
+    return Evidence("largest_batch_late") if _OF_MANY_SIZES & clues.run.told else None
 
 
 def _others_told(clues: Clues) -> Iterator[Support]:
@@ -434,7 +447,8 @@ def _at_start(failure: Failure | None, clues: Clues, text: str) -> Iterator[Supp
         if _NO_CONTEXT.search(text):
             yield Support(Cause.OTHER_PROCESS, 0.6, Evidence("no_context"))
         elif is_moved and clues.program is None and not clues.weights_bytes:
-            yield Support(Cause.OTHER_PROCESS, 0.75, Evidence("moved_without_sizes"))
+            weight = 0.5 if "device_idle" in clues.run.told else 0.75
+            yield Support(Cause.OTHER_PROCESS, weight, Evidence("moved_without_sizes"))
             yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)
     if len(_OPENED.findall(text)) > 1:
         yield Support(Cause.OTHER_PROCESS, 0.6, Evidence("device_is_open"))
@@ -451,7 +465,7 @@ def _checkpoint(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.3)
     infers = clues.program is not None and not clues.program.program.trains
     if {"many_ranks", "crowds_one_device"} <= told and not infers:
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("ranks_load_to_one"))
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("one_device_holds_more"))
         yield Support(Cause.OTHER_PROCESS, -0.5)
     elif "resumes" in told and ("many_ranks" in told or "shares_device" in told):
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("ranks_load_to_one"))

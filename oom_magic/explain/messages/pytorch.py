@@ -29,7 +29,7 @@ _NAME = "|".join(_BACKENDS)
 _CLAUSE = re.compile(
     rf"(?P<head>(?:{_NAME})(?:backend)?outofmemory(?!:?killedprocess))"
     r"|(?P<block_limit>cannotallocatememoryblockwithsizelargerthan4gb)"
-    rf"|(?<!you)tr(?:ied|ies|ying)toallocate:?(?P<requested>{SIZE}|morethan1eb)"
+    rf"|(?<!you)tr(?:ied|ies|ying)toallocate:?(?P<requested>{SIZE}|morethan1eb)(?!ofram)"
     rf"|requestedsize:(?P<rejected>{SIZE})"
     rf"|allocationondevice(?P<async_device>\d{{0,3}})wouldexceed"
     rf"|gpu(?P<device>\d{{0,3}})[^a-z\d]{{0,3}}hasa(?=total)"

@@ -292,7 +292,7 @@ CATALOGUE: Sentences = {
     "fact_cached_excludes_allocated": "In this version, cached means the memory reserved beyond what is allocated.",
     "fact_free_above_capacity": "{free_bytes} free is more than the capacity: this driver misreports one of the two.",
     # Meanings: what a message without numbers says.
-    "meaning_short": "PyTorch's allocator ran out of memory; the text lacks the sizes of the device.",
+    "meaning_short": "The device's memory ran out; the message prints no sizes.",
     "meaning_cuda_error_oom_elsewhere": "The driver found no free memory.",
     "meaning_cuda_v2.3_nul_cut": "PyTorch 2.3 ran out of memory and truncated its own message.",
     "meaning_cuda_preempted": (

@@ -136,10 +136,10 @@ EVIDENCE: Sentences = {
     "told_pieces": "The text says that the free memory is fragmented.",
     "told_fragmented": "Sizes that change from step to step leave gaps in the cache.",
     "late_steps": Plural(
-        "It failed after {count} step: one step had fitted before.",
-        "It failed after {count} steps: one step had fitted before.",
+        "It had run {count} step before: a single step fits.",
+        "It had run {count} steps before: a single step fits.",
     ),
-    "late_epochs": "It failed in or after epoch {count}: one step had fitted before.",
+    "late_epochs": "It had come to epoch {count}: a single step fits.",
     "largest_batch_late": "Where batches differ in size, the largest one may come late.",
     "late_at_round_step": (
         "It failed after a round number of steps: programs often evaluate, draw samples or save then, which needs"
@@ -153,6 +153,10 @@ EVIDENCE: Sentences = {
     ),
     "training_told": "The text is about training.",
     "checkpoint_to_gpu": "torch.load() puts a checkpoint back on the GPU from which it was saved, beside the model.",
+    "one_device_holds_more": (
+        "One GPU holds more than the others: nn.DataParallel gathers all outputs there, and processes of a job that"
+        " do not choose their device put a context and what they load there."
+    ),
     "ranks_load_to_one": (
         "Every process puts its context and what it loads on the same GPU, unless torch.cuda.set_device and"
         " map_location say otherwise."
@@ -289,6 +293,9 @@ EVIDENCE: Sentences = {
     ),
     "told_graph_kept": "The text mentions tensors kept with their graphs (sums of losses, no detach()).",
     "smaller_share_helps": "The text says that a smaller share of the device helps.",
+    "told_at_optimizer": "The text says that it fails where the optimizer makes its state, or steps.",
+    "told_offload_helps": "The text says that it runs with offloading: what is kept for the parameters did not fit.",
+    "pool_in_use": "The program itself held {held_bytes} of the {limit_bytes} that it may take.",
     "computing_told": "Nothing in the text points clearly to one cause; what the run computes is the most likely.",
     "program_is_small": "The program itself needs only {computed_bytes}: the device, or its share, was already full.",
     "paddle_share": "The message says that Paddle may take {percent} % of the device.",

@@ -21,6 +21,7 @@ PAGE_CATALOGUE: Sentences = {
     "line_why_open": "Why: {text}",
     "why_possible": "The text leaves the cause open. Most likely: {cause}",
     "heading_possible": "What else it may be, and how to check",
+    "heading_confirm": "How to confirm it",
     "possible_first": "To confirm: {check}",
     "possible_also": "{cause} ({confidence}) To check: {check}",
     "line_best": "What to change: {text}",

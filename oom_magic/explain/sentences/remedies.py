@@ -318,6 +318,19 @@ REMEDIES: Sentences = {
     "remedy_max_split_size": (
         "Set max_split_size_mb against fragmentation: expandable_segments has no effect on Windows."
     ),
+    "remedy_segments_after_update": (
+        "Update PyTorch to 2.1 or newer and use its expandable segments against fragmentation: the message is of an"
+        " older version, which has none."
+    ),
+    "remedy_ctranslate2_less": (
+        'Use int8 weights (compute_type="int8"), a smaller model, or fewer beams and a smaller batch (beam_size,'
+        " best_of, batch_size)."
+    ),
+    "remedy_own_device": (
+        "Give each process its own GPU: torch.cuda.set_device(local_rank) first, DistributedDataParallel instead of"
+        ' nn.DataParallel, and torch.load(..., map_location="cpu").'
+    ),
+    "remedy_keep_needed": "Keep only what the metric needs of each batch (preprocess_logits_for_metrics).",
     "remedy_load_low_ram": (
         "Load the weights in 16 bits, shard by shard (low_cpu_mem_usage), or directly to the GPU (device_map)."
     ),

@@ -11,6 +11,9 @@ def words(*patterns: str) -> re.Pattern[str]:
 
 
 WHEN = r"(?:when|while|during|at|after|before|upon|on|in|once)\s(?:i\s|it\s|we\s|the\s|trying to\s|try to\s)?"
+_IS_ON = r"(?:is|was|are|were)? ?(?:already )?(?:on\b|enabled|active|used|turned on|set\b)"
+_ON_WITH = r"\b(?:with|using|use|used|enabled|enabling|turned on|switched on|activated)\s(?:\w+\s){0,2}"
+_HALF = r"(?:fp16|bf16|bfloat16|mixed[- ]precision|amp|half[- ]precision|autocast)\b"
 _MODEL = r"(?:\w+\s){0,2}(?:models?|weights|checkpoints?|pipeline|llm|unet|network)\b"
 
 OF_THE_RUN: dict[str, re.Pattern[str]] = {
@@ -170,11 +173,13 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     # What a run does already, by its settings.
     "has_lora": words(r"\b(?:lora_(?:r|rank|alpha)|q?lora[_ ]?config|get_peft_model)\b|(?:_type|tuning)\W{1,3}lora\b"),
     "has_half": words(r"\b(?:bf16|fp16|bfloat16|float16)\W{0,4}(?:true|auto|1\b)"
-        r"|--(?:bf|fp)16\b|\bunsloth\b|(?:dtype|precision)\W{1,4}(?:torch\.)?(?:b?float16|(?:bf|fp)?16\b)"),
+        r"|--(?:bf|fp)16\b|\bunsloth\b|(?:dtype|precision)\W{1,4}(?:torch\.)?(?:b?float16|(?:bf|fp)?16\b)",
+        rf"{_HALF} {_IS_ON}|{_ON_WITH}{_HALF}"),
     "lacks_checkpointing": words(
         r"(?<!disable_)gradient_checkpointing\W{1,4}(?:false|0\b|off)|disable_gradient_checkpointing\W{1,4}true",
     ),
     "has_checkpointing": words(
+        rf"(?:gradient|activation)[- ]checkpointing {_IS_ON}|{_ON_WITH}(?:gradient|activation)[- ]checkpointing\b",
         r"(?<!disable_)(?:gradient|activation)_checkpointing\W{1,4}(?:true|enable|unsloth|1\b)"
         r"|gradient_checkpointing_enable\(|--grad(?:ient)?[-_]checkpoint(?:ing)?\b(?!\W{1,3}(?:false|0))",
         # programs that recompute unless they are told not to
@@ -191,7 +196,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"per_device_eval_batch_size|eval_accumulation_steps|fp16_full_eval|transformers[/\\]trainer\.py",
     ),
     "one_worker": words(r"num[-_ ]workers['\"`]?(?: (?:is|was|are)(?: set)?(?: to)?| to)?\W{1,4}[01]\b"),
-    "has_batch_of_one": words(r"(?<!eval_)(?<!val_)(?<!test_)batch[ _-]?size(?: is| of| to)?\W{1,4}1\b(?![\d.])"
+    "has_batch_of_one": words(
+        r"(?<!eval_)(?<!val_)(?<!test_)batch[ _-]?size(?: per (?:device|gpu|card))?(?: is| of| to)?\W{1,4}1\b(?!\.?\d)"
         r"|batch[ _-]?size ?(?:已经?)?(?:设置?[成为]|[为是成]|改[成为]|[调降][到至成为])(?:了|最低)? ?1(?![\d.])"
         r"|\bbs ?= ?1\b(?![\d.])|\b(?:ims_per_batch|(?:imgs|samples)_per_gpu)\W{1,4}(?:equal to )?1\b(?![\d.])"),
     "has_8bit_optimizer": words(r"8[- ]?bit[- _]?adam|adamw?(?:_bnb)?_8bit"),
@@ -206,13 +212,20 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"\b(?:[vp]100|[pkm]40|k80|m60|gtx|titan|t4|quadro)\b|\b(?:geforce|rtx)[ -]?20[678]0"
         r"|\b(?:10[5-8]0|16[56]0|20[678]0)[ -]?(?:ti|super)\b",
     ),
+    "retains_graph": words(r"\bretain_graph\b"),
     "scores_all": words(r"log-?_?likelihood|log_?probs?\b|\bperplexity\b"),
     "uses_torch": words(r"torch|\.cuda\(|\.detach\(|no_grad|\.backward\(|\btensors?\b|\bnn\.Module"),
     "is_quantized": words(
-        r"gguf|\bfp8\b|\bnf4\b|\bint[48]\b|\b[a-z]?awq\b|\bgptq|[-_. ]q[2-8](?:_[0k]\w{0,3})?\b"
+        r"gguf|\bfp8\b|\b(?:nv|mx)?fp4\b|\bnf4\b|\bint[48]\b|\b[a-z]?awq\b|\bgptq|[-_. ]q[2-8](?:_[0k]\w{0,3})?\b"
         r"|\b[2-8][- ]?bits?\b|load_in_[48]bit|\beetq\b|\bqlora\b|set_module_quantized|(?<![a-z])woq(?![a-z])"
         r"|\d ?bpw\b|--quantize\b|\bexl[23]\b|\bquantize\w*\W{1,3}true|quantization_bit\W{1,3}[48]",
         r"量化",
+    ),
+    # Models of text: of what is attended to otherwise, an image or a video, there may be no tokens to cut.
+    "of_text": words(
+        r"\b\w{0,12}bert\w*|\bgpt|llm|llama|qwen|mistral|gemma|deepseek|\bt5\b|\btokeni[sz]er?s?\b|language model"
+        r"|\btransformers[/\\.]|\bAutoModel|CausalLM|\bseq(?:uence)?[-_ ]?len|\bmax[-_]length\b|\bsft\b"
+        r"|translat\w+|\bsentences?\b",
     ),
     "generates_tokens": words(r"\btok(?:en)?s?/s(?:ec)?\b|tokens? per second"),
     "workers": words(r"num_workers", r"\bdata ?loader\w* (?:\w+ )?work\w*", r"\bworkers? process\w*"),
@@ -239,7 +252,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"(?:four|eight|two|multi(?:ple)?|[2-9]|1[0-6])[- ]?(?:x\s?)?gpus?\b", r"multi-?gpu", r"\b[2-9] (?:x )?("
         r"?:graphics |video )?cards\b",
         r"(?:[2-9]|1[0-6]|两|多|四|八)\s?[块张]\s?(?:显卡|gpu|卡|[a-z]{0,8} ?\d{2,4})",
-        r"DataParallel|\bDDP\b|torchrun|distributed\.launch|--nproc|\bnum_processes\W{1,3}(?:[2-9]|\d\d)\b"
+        r"data[- ]?parallel|\bDDP\b|torchrun|distributed\.launch|--nproc|\bnum_processes\W{1,3}(?:[2-9]|\d\d)\b"
         r"|full_shard",
         r"\b[2-9] ?[x\u00d7] ?(?:nvidia |geforce )?(?:rtx|[ahv]\d{2,4}|[2-5]0\d0)\b|found [2-9] \w+ devices",
     ),
@@ -250,6 +263,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"\b(?:all|every|each|others?|additional|more|many|higher|extra|\d)\b[^.\n]{0,60}\b(?:gpu|cuda"
         r"|device)[ :#-]{0,2}0\b",
         r"\b(?:gpu|cuda|device)[ :#-]{0,2}0\b[^.\n]{0,40}\b(?:more|higher|additional|extra|all|every|each)\b",
+        r"\b(?:the )?(?:0|first|1st|master|main) (?:gpu|card)\b[^.\n]{0,40}\b(?:more|higher|overflow\w*|full|extra)\b"
+        r"|\bone (?:gpu|card)\b[^.\n]{0,40}\b(?:another|others?)\b[^.\n]{0,24}\bonly\b",
         r"(?:\u6240\u6709|\u5168\u90e8|\u6bcf\u4e2a)[^\n]{0,16}(?:gpu|cuda|\u5361)[ :]?0\b|(?:gpu|cuda"
         r"|\u5361)[ :]?0[^\n]{0,12}(?:\u5f88\u9ad8|\u66f4\u9ad8|\u66f4\u591a|\u591a)",
     ),
@@ -281,6 +296,16 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"\bFULL_STATE_DICT\b|gather_(?:16bit|fp16)_weights_on_model_save\W{1,4}true|StateDictType\.FULL",
     ),
     "calls_jax": words(r"\bjax\.(?:jit|grad|value_and_grad|vmap|pmap)\b|\boptax\b"),
+    "calls_rapids": words(r"\b(?:cudf|cuml|cugraph|dask[-_]cuda)\b|\brmm\.reinitialize|\bimport rmm\b"),
+    "at_optimizer": words(  # where its state is made
+        r"\b(?:during|in|at|while|when)\s(?:\w+ ){0,2}optimi[sz]er(?:'s)?(?: state\w*)?"
+        r" (?:initiali[sz]\w*|init\b|set-?up|step)"
+        r"|initiali[sz]\w* (?:of )?(?:the )?optimi[sz]er|\bfirst optimi[sz]er step\b",
+    ),
+    "offload_helps": words(
+        r"offload\w*[^.\n，。]{0,24}\b(?:works|fits|runs (?:fine|ok)|solve[sd]|fixe[sd])\b"
+        r"|offload\w*[^\n，。]{0,12}(?:就?可以|就能|能)跑",
+    ),
     "calls_trainer": words(r"\b\w*Trainer\("),
     "compiles_server": words(r"launch_server\b[^\n]{0,800}--enable-torch-compile"),
     "data_is_on_host": words(r"--data_device[= ]['\"]?cpu"),

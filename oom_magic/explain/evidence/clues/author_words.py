@@ -298,7 +298,9 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b(?:set\w*|with|because of|due to|using) (?:`|\*\*)?(?:retain|create)_graph",
         r"should be [^.\n]{0,30}\.item\(", r"stor(?:ed|ing|es) (?:the )?gradients",
         r"\bdetach\w*\b[^.\n]{0,40}\b(?:fix|discard|free|releas)|\b(?:fix|solv)\w*[^.\n]{0,20}\bdetach",
- r"without (?:\w+ )?detach", r"(?:comput\w+|dynamic|autograd) graph",
+ r"without (?:\w+ )?detach",
+        r"(?<!to )\b(?:keep|kept|hold|retain|stor|accumul|grow)\w*\b[^.\n]{0,30}(?:comput\w+|dynamic|autograd) graph"
+        r"|(?:comput\w+|dynamic|autograd) graph\w*\b[^.\n]{0,40}\b(?:kept|grow|accumul|retain|not (?:freed|released))",
         r"(?:loss|output)\w* ?\+= ?\w*(?:loss|output)\w*(?![\w(.])",
         r"forg[eo]t\w* to (?:detach|zero)", r"(?:did not|didn't"
         r"|not) call(?:ing)? \w*zero_grad",
@@ -394,6 +396,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     "device_idle": words(
         r"(?:plenty|enough|sufficient|lots?) (?:of )?(?:free |available )?(?:gpu |video )?(?:memory|vram)",
         r"(?:memory|vram) is (?:available|free)", r"free gpu oom", r"although memory is available",
+        r"\bgpus?\b[^.\n]{0,40}\b(?:are|is|was|were) (?:\w+ )?(?:empty|idle|not (?:in use|used))\b",
         r"显存(?:还有|足够|充足)|显存.{0,6}够",
     ),
     "batch_of_one": words(
@@ -426,20 +429,25 @@ TOLD: dict[str, re.Pattern[str]] = {
 
 _BLANKS = re.compile(r"[ \t]{2,8}")
 TIP = r"to avoid fragmentation[^\n]{0,200}"  # PyTorch's own
+# One setting compared with another is no growth while a run goes on.
+_COMPARED = words(
+    r"\b(?:when|after|by|if|once) (?:i |we )?(?:switch|chang|enabl|increas|rais|add|set|us)"
+    r"(?:e|es|ed|ing|ting)?\b[^.\n]*"
+)
 # Said by programs and messages, not by the author.
 _QUOTED = words(
     TIP, r"try setting (?:max_split_size_mb|PYTORCH_\w+)[^\n]{0,120}",
     r"1\. If yes, please stop them[^\n]*", r"Please check whether there is any other process[^\n]*",
     r"2\. If no, please (?:decrease|try)[^\n]*", r"1\) Decrease the batch size of your model[^\n]*",
-    r"TIPS: If the workflow worked before[^\n]*",
+    r"TIPS: If the workflow worked before[^\n]*", r"backward through the graph a second time[^\n]*",
 )  # fmt: skip
 # Misspellings of "didn't".
 _NEGATION = re.compile(r"\b(did|does|do|ca|wo|is|was|are|were|could|would|should|has|have|had)nt\b", re.I)
 _TRAINS_NOW = re.compile(r"\btrain(?:ing|s|er)?\b|fine-?tun|\bepochs?\b|\.backward\(|微调|训练", re.I)
 _HAN = re.compile(r"[\u4e00-\u9fff]")
 _ADVICE = re.compile(  # with Chinese between the words
-    r"(?:是否有?|如果|检查(?!点)|防止|避免|whether|check|if there (?:is|are)(?: any)?|prevent\w*|avoid\w*"
-    r"|against)[\s\w*]{0,12}$|\b(?:no|not|n't|without)\s(?:a |any |the |be |have )?$",
+    r"(?:是否有?|如果|检查(?!点)|防止|避免|whether|check|if there (?:is|are)(?: any)?|against)[\s\w*]{0,12}$"
+    r"|\b(?:prevent\w*|avoid\w*)[\s\w*]{0,22}$|\b(?:no|not|n't|without)\s(?:a |any |the |be |have )?$",
     re.I,
 )
 _GUESSED = re.compile(
@@ -449,7 +457,7 @@ _ASKED = re.compile(
     r"\s{0,2}(?:(?:so|but|or|and),? )?(?:is|are|was|does|did|could|can|may|might) (?:it|this|that)\b"
     r"[^.!?\n]{1,120}\?", re.I,
 )  # fmt: skip
-_ASKED_AT_END = re.compile(r"[^\n。！.!]{0,10}(?:吗|么|呢)?\s?[?？]|[^\n。！.!?？]{0,6}吗")
+_ASKED_AT_END = re.compile(r"[^\n。！.!，,]{0,10}(?:吗|么|呢)?\s?[?？]|[^\n。！.!?？，,]{0,6}吗")
 _ASKED_BEFORE = re.compile(r"(?:是不是|是否|难道|请问[^\n。]{0,8}是)[^\n。！？?]{0,16}$")
 _LONGEST_STORY = 10_000  # longer texts are logs
 
@@ -460,6 +468,8 @@ def said_in(text: str) -> frozenset[str]:
         text = f"{text[:_LONGEST_STORY]}\n{text[-_LONGEST_STORY:]}"
     said = _NEGATION.sub(r"\1n't", _BLANKS.sub(" ", _QUOTED.sub("", text)))
     keys = frozenset(key for key, pattern in TOLD.items() if _is_told(pattern, said))
+    if "grows" in keys and not _is_told(TOLD["grows"], _COMPARED.sub("", said)):
+        keys -= {"grows"}
     has_trained = "training_fits" in keys or not _TRAINS_NOW.search(said)
     if "spills" in keys:  # the card is full first
         keys -= {"host_fills"}
@@ -472,7 +482,7 @@ def _is_told(pattern: re.Pattern[str], text: str) -> bool:
     for match in pattern.finditer(text):
         start = match.start()
         sentence = max(text.rfind(end, 0, start) for end in (". ", "! ", "? ", "\n")) + 1
-        if _ADVICE.search(text, max(0, start - 24), start) or _ASKED.match(text, sentence):
+        if _ADVICE.search(text, max(0, start - 40), start) or _ASKED.match(text, sentence):
             continue
         if _GUESSED.search(text, max(sentence, start - 48), start):
             continue

@@ -76,7 +76,7 @@ def _stage(
 _KINDS = {"server": "program_server", "pictures": "program_pictures", "diffusion": "program_pictures"}
 _WITHOUT_TORCH = frozenset({
     "llama_cpp", "ollama", "onnxruntime", "tensorrt", "jax", "tensorflow", "rapids", "cupy", "numba", "thrust",
-    "paddle", "caffe", "mxnet", "darknet", "matlab",
+    "paddle", "caffe", "mxnet", "darknet", "matlab", "ctranslate2",
 })  # fmt: skip
 _LOADS = (
     r"\bload_model\b|load_weights|create_weights|process_weights|Loading (?:model )?weights|Loading safetensors"
@@ -280,6 +280,10 @@ PROGRAMS: tuple[Program, ...] = (
         default_cause=(Cause.ACTIVATIONS, 0.35),
     ),
     Program(
+        "ctranslate2", "CTranslate2", re.compile(r"faster[-_ ]?whisper|ctranslate2", re.I | re.A),
+        (), remedies=("ctranslate2_less",),
+    ),
+    Program(
         "onnxruntime", "ONNX Runtime", re.compile(r"onnxruntime|ONNXRuntime|BFCArena"),
         (), remedies=("smaller_input", "ort_arena"), default_cause=(Cause.ACTIVATIONS, 0.4),
     ),
@@ -369,7 +373,7 @@ _BY_FORMAT = {
     "llama_cpp": "llama_cpp", "llama_cpp_host": "llama_cpp", "ollama_host": "ollama", "onnxruntime": "onnxruntime",
     "tensorrt": "tensorrt",
     "tensorrt_tactic": "tensorrt", "jax": "jax", "tensorflow": "tensorflow", "rmm": "rapids", "cupy": "cupy",
-    "sd_webui": "webui", "numba": "numba", "thrust": "thrust", "paddle": "paddle",
+    "sd_webui": "webui", "numba": "numba", "thrust": "thrust", "paddle": "paddle", "ctranslate2": "ctranslate2",
 }  # fmt: skip
 
 

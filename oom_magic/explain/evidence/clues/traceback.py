@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oom_magic.explain.evidence.clues.author_words import said_in
 from oom_magic.explain.evidence.clues.magnitudes import (
@@ -182,6 +182,7 @@ _TRAINING = _any(
     r"trainer\.train\(", r"optimizer\.step", r"torch[/\\.]optim[/\\.]",
     r"_batch_norm_legit_functional", r"CompiledFunctionBackward",  # compiled graphs that train
 )  # fmt: skip
+_AFTER_FORWARD = re.compile(r"run_backward|\.backward\(|optimizer\.step")
 _NO_GRAD = re.compile(r"no_grad|inference_mode|decorate_context")
 _SCORES = r"(?:attn|attention|energy|scores|sim|dots)"
 _ATTENTION = _any(
@@ -214,7 +215,7 @@ _FRAMEWORKS = {
     "vLLM": re.compile(r"\bvllm\b|llm_engine", re.I | re.A),
     "ComfyUI": re.compile(r"comfyui(?![/\\](?:\.?venv|models)[/\\])|Exception during processing", re.I | re.A),
     "bitsandbytes": re.compile(r"bitsandbytes", re.A),
-    "PEFT": re.compile(r"\bpeft\b|LoraConfig|get_peft_model", re.I | re.A),
+    "PEFT": re.compile(r"\bpeft\b(?! version)|LoraConfig|get_peft_model", re.I | re.A),
     "torch.compile": re.compile(r"torchinductor|_inductor|torch[/\\]_dynamo|Topologically Sorted Source Nodes", re.A),
     "Ray": re.compile(r"\bray::|\bray\.exceptions", re.A),
 }
@@ -249,7 +250,8 @@ _QUOTED_TIP = _any(
 _RAISED = re.compile(r"[\w.]+(?:Error|Exception|Interrupt)(?::|\s*$)")  # what follows a frame without source
 _QUOTED_CODE = re.compile(r"[`\"]([^`\"\n]{3,160}[=(@][^`\"\n]{1,160})[`\"]")
 _FEW_PARAMETERS = re.compile(
-    r"(?<![a-z])q?lora(?![a-z])|\b(?:peft|adapters?|p-?tuning|prefix)\b|\blora_|frozen|bnb-4bit|in_[48]bit", re.I
+    r"(?<![a-z])q?lora(?![a-z])|\b(?:peft(?! version)|adapters?|p-?tuning|prefix)\b|\blora_|frozen|bnb-4bit|in_[48]bit",
+    re.I,
 )
 _BATCH_OF_ONE = re.compile(r"batch[-_ ]?size(?:\W{1,4}|\s(?:to|is|of|as)\s)1\b(?!\d)", re.I)
 _SMALL_PICTURE = re.compile(
@@ -341,7 +343,9 @@ class Clues:
     @property
     def tells_of_training(self) -> bool:
         """Whether the author mentions training, in a program that trains or in an unknown one."""
-        return "trains" in self.run.told and (self.program is None or self.program.program.trains)
+        told = self.run.told
+        is_told = "trains" in told and "in_evaluation" not in told
+        return is_told and (self.program is None or self.program.program.trains)
 
 
 def find_clues(text: str, failure_start: int | None = None, message_format: str | None = None) -> Clues:
@@ -355,6 +359,9 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
     is_told = failure_start is None or (message_format or "").startswith("told")
     phase = None if is_told and not frames else _phase(lines)  # code in a story is not what failed
     head = _context(cleaned, failure_start)
+    program = find_program(_ASIDE.sub("", _raw_context(text)), all_text, message_format)
+    if phase == "evaluation" and program is not None and not program.program.is_torch:
+        phase = None  # there is no autograd that could keep anything
     return Clues(
         phase=phase,
         tensor=_tensor(inner_text) or (None if lines else _tensor("\n".join(_QUOTED_CODE.findall(head)))),
@@ -362,8 +369,8 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         frames=frames,
         is_training=bool(_TRAINING.search(all_text)),
         faults=faults_in(_raw_context(text)) or faults_in(head),
-        run=run_facts(head),
-        program=find_program(_ASIDE.sub("", _raw_context(text)), all_text, message_format),
+        run=_run_of(head, lines),
+        program=program,
         trace=all_text,
         has_tip=bool(_QUOTED_TIP.search(head)),
         frameworks=tuple(name for name, pattern in _FRAMEWORKS.items() if pattern.search(head)),
@@ -385,6 +392,13 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         has_prose=_is_prose(cleaned, failure_start, message_format, all_text),
         is_tiny=bool(_BATCH_OF_ONE.search(head)) and bool(_SMALL_PICTURE.search(head)),
     )
+
+
+def _run_of(head: str, lines: list[str]) -> RunFacts:
+    """The facts of the text's run; ``in_evaluation`` is told by its frames."""
+    facts = run_facts(head)
+    evaluates = any(_EVALUATION.search(line) for line in lines) and not _AFTER_FORWARD.search("\n".join(lines))
+    return replace(facts, told=facts.told | {"in_evaluation"}) if evaluates else facts
 
 
 def _full_device(text: str) -> str:

@@ -13,13 +13,14 @@ _LONGEST_SENTENCE = 400
 # What was changed, by its key in ``needs.NEEDS``.
 _CHANGES: Mapping[str, re.Pattern[str]] = {
     "tried_batch": words(
-        r"batch(?:[ _-]?sizes?|es)\b|\bbatch ?=|(?:mini|micro)-?batch|smaller batch|batch(?![a-z])[^\n]{0,4}\d",
+        r"batch(?:[ _-]?(?:sizes?|counts?)|es)\b|\bbatch ?="
+        r"|(?:mini|micro)-?batch|smaller batch|batch(?![a-z])[^\n]{0,4}\d",
         r"批(?:次|大小|量|处理)",
     ),
     "tried_size": words(
         r"\b(?:shr[aiu]nk|resiz\w+|downscal\w+) (?:the |my |all )?(?:videos?|images?|pictures?|inputs?|data)\b"
         r"|\b(?:image|img|crop|patch|input|picture|frame|video|window|tile)s?[ _-]?(?:sizes?|dim\w*|resolutions?)"
-        r"|resolutions?\b|\bimgsz\b|\bcrops?\b|\b(?:fewer|number of) frames\b",
+        r"|resolutions?\b|\bimgsz\b|\bcrop(?:s|ped)?\b|\b(?:fewer|number of) frames\b",
         r"分辨率|(?:图片?|图像|输入|裁剪|切割)(?:的)?(?:大小|尺寸)",
     ),
     "tried_length": words(
@@ -45,6 +46,7 @@ _CHANGES: Mapping[str, re.Pattern[str]] = {
     "tried_quantized": words(r"\b[48][- ]?bits?\b|\bquanti[sz]\w+|\bfp8\b|\bgguf\b", r"量化"),
     "tried_restart": words(r"\b(?:restart|reboot)\w*", r"重启"),
     "tried_attention": words(r"\bxformers\b|\bflash[- _]?att\w*|\bsdpa?\b|\battention slicing"),
+    "tried_detach": words(r"\bdetach\w*|\.item\(\)"),
     "tried_no_grad": words(r"\bno_grad\b|\binference_mode\b"),
     "tried_ram": words(r"\bswap\b|\bpag(?:e|ing) ?file", r"虚拟内存"),
     "tried_limit": words(r"\b(?:max(?:imum)?|more|larger|higher|increas\w+) (?:the )?(?:memory|mem|ram)\b|--mem\b"),
@@ -54,7 +56,7 @@ _OF_SIZES = ("tried_batch", "tried_size", "tried_length", "tried_layers", "tried
 _LESS = words(
     r"reduc\w*|lower\w*|decreas\w*|small\w*|halv\w*|shrink\w*|shrank|shrunk|minim\w*|down to|less|fewer|crop\w*"
     r"|resiz\w*|chang\w*|adjust\w*|modif\w*|play\w*|var(?:y|ied|ious)|differen\w*|any|no mat+er|regardless|\b[0-4]\b",
-    r"[减降调改缩]|无论|不管|最小|[为成到]\s?[0-4](?!\d)",
+    r"[减降调改缩]|设[置为成]?[^\n，。]{0,4}小|无论|不管|最小|[为成到]\s?[0-4](?!\d)",
 )
 _IN_VAIN = words(
     r"\b(?:useless|pointless|in vain|to no avail|no (?:use|avail|luck|effect|help|success|difference|change)s?)\b",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 # The keys, beside those of ``author_words``.
-SHOWN = frozenset({"shows_code", "shows_settings"})
+SHOWN = frozenset({"shows_code", "pasted_code", "shows_settings"})
 _LIBRARIES = (
     r"torch\w*|transformers|trl|peft|accelerate|deepspeed|lightning|pytorch_lightning|diffusers|datasets|vllm|sglang"
     r"|mm\w+|bitsandbytes|unsloth\w*|keras|tensorflow|jax\w*|flax|paddle|numpy|triton|fairscale|apex"
@@ -32,6 +32,7 @@ _CODE = re.compile(
 _OWN_FRAME = re.compile(
     r'File "[^"\n]{1,300}\.py"?, line \d{1,7}, in [\w<>.]{1,80}\n(?![ \t]{0,8}File )[^\n]{0,40}[(=]'
 )
+_FRAME = re.compile(r'File "[^"\n]{1,300}"?, line \d{1,7}[^\n]{0,120}(?:\n[^\n]{0,300})?')
 _OPTION = r"--?[a-z][\w.-]{1,60}(?:[ =](?!-)[^\s\\]{1,120})?"
 _SETTINGS = re.compile(
     rf"(?:{_OPTION}[\s\\]{{1,12}}){{3}}"
@@ -42,6 +43,8 @@ _SETTINGS = re.compile(
 def shown_in(text: str) -> Iterator[str]:
     """The keys of ``SHOWN`` for a cleaned text; of frames only those count that are not a library's."""
     own = _OF_OTHERS.sub("", text)
+    if _CODE.search(_FRAME.sub("", own)):
+        yield "pasted_code"
     if _CODE.search(own) or _OWN_FRAME.search(own):
         yield "shows_code"
     elif _SETTINGS.search(own):

@@ -51,8 +51,8 @@ def applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) ->
         told = founded(key, facts)
         if key == "stream_data" and not told and is_text and (len(keys) == 1 or not facts & _OF_ITS_OWN):
             yield "hold_less"
-        elif (told and not _is_unfounded(told, diagnosis)) or len(keys) == 1:
-            yield _fitting(told or key, diagnosis)
+        elif told and not _is_unfounded(told, diagnosis):
+            yield _fitting(told, diagnosis)
 
 
 def told_shortly(keys: tuple[str, ...]) -> tuple[str, ...]:

@@ -60,6 +60,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "checkpoint_kept": ("map_location_cpu",),
     "late_at_round_step": ("rarer_work",),
     "optimizer_set_up": ("zero_offload", "fsdp_any", "lora"),
+    "one_device_holds_more": ("own_device",),
     "ranks_load_to_one": ("map_location_cpu",),
     "checkpoint_to_gpu": ("map_location_cpu", "half_weights"),
     "pinned_under_wsl": ("unpin",),
@@ -92,7 +93,7 @@ _OF_ANY_RUN = {
 # Evidence that determines the first change in any program.
 _IN_ANY_PROGRAM = {
     "mps_others", "above_block_limit", "offloaded_pinned", "parallel_slots", "told_models_beside", "paddle_share",
-    "told_merging",
+    "told_merging", "told_collects",
 }  # fmt: skip
 # What helps against each cause, the first step first. Keys of the catalogue (``remedy_<key>``).
 AGAINST: Mapping[Cause, tuple[str, ...]] = {
@@ -143,6 +144,7 @@ _OF_TRAINING = {
     "half_weights", "mixed_precision", "checkpointing", "smaller_batch_any", "optimizer_8bit", "foreach", "adafactor",
     "lora", "fsdp_any",
 }  # fmt: skip
+_BEFORE_SEGMENTS = ("cuda_reserved_1.4-2.0",)  # messages of versions that have no expandable segments
 _SIZE_IS_WRONG = {"request_absurd", "request_overflowed", "request_above_any_device"}
 _LARGE_INPUT = {"input_named", "larger_input_fails"}
 _HUGE_BYTES = 24 * GIB  # of one tensor: more than most cards have
@@ -208,6 +210,7 @@ _ACTS_ON: Mapping[str, tuple[Cause, ...]] = {
     "cupy_limit": (Cause.MEMORY_FRACTION_LIMIT,),
     "cupy_free": (Cause.FRAGMENTATION, Cause.LEAK_OR_RETAINED_REFERENCE, Cause.OTHER_PROCESS),
     "paddle_fraction": _OF_SHARES,
+    "ctranslate2_less": (*_INPUTS, *_WEIGHTS, *_OUTSIDE),
 }
 # Where a program has no setting of its own against it.
 _IN_ANY: Mapping[Cause, tuple[str, ...]] = {
@@ -257,9 +260,11 @@ def _of_run(diagnosis: Diagnosis, keys: set[str], is_device: bool) -> tuple[str,
     """The changes for a run that is not in a program with settings of its own; None where it trains."""
     failure, cause = diagnosis.main_failure, diagnosis.cause
     is_windows = bool({"Windows", "WSL"} & set(diagnosis.systems))
-    if cause is Cause.FRAGMENTATION and (is_windows or diagnosis.expandable_segments):
+    is_old = failure is not None and failure.format in _BEFORE_SEGMENTS
+    if cause is Cause.FRAGMENTATION and (is_windows or is_old or diagnosis.expandable_segments):
         smaller = ("smaller_batch_any", "checkpointing") if trains(diagnosis) else ("smaller_input",)
-        return ("max_split_size", *smaller) if is_windows else smaller
+        first = ("max_split_size",) if is_windows else ("segments_after_update",) if is_old else ()
+        return (*first, *smaller)
     is_inference = (
         ("infers" in diagnosis.told or (failure is not None and failure.format == "ctranslate2"))
         and "trains" not in diagnosis.told
@@ -271,8 +276,8 @@ def _of_run(diagnosis: Diagnosis, keys: set[str], is_device: bool) -> tuple[str,
         return ("smaller_input", "quantized_model", "close_processes_any")
     if cause is Cause.WEIGHTS_TOO_BIG and (diagnosis.phase == "saving" or {"told_saving", "told_merging"} & keys):
         return ("merge_on_host",) if "merges" in diagnosis.told else ("state_on_host",)
-    if "ranks_load_to_one" in keys:
-        return _BY_EVIDENCE["ranks_load_to_one"]
+    if of_ranks := [one for one in ("one_device_holds_more", "ranks_load_to_one") if one in keys]:
+        return _BY_EVIDENCE[of_ranks[0]]
     if cause is Cause.WEIGHTS_TOO_BIG and "told_loading" in keys and "attends" not in diagnosis.told and is_device:
         return ("map_location_cpu", "quantized_model", "offload")
     if is_device and not trains(diagnosis):
@@ -338,6 +343,10 @@ def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
         found += ["smaller_array", "more_ram"]
     if "swaps_blocks" in diagnosis.told:
         found += ["fewer_swapped", "more_ram"]
+    if "keeps_predictions" in diagnosis.told:
+        found.append("keep_needed")
+    elif "counts_metrics" in diagnosis.told:
+        found.append("reset_metrics")
     if {"grows", "repeated_use"} & diagnosis.told and not {"trains", "uses_torch"} & diagnosis.told:
         found.append("restart_program")
     if "loads_data" in diagnosis.told:
@@ -355,6 +364,8 @@ def remedies_of_run(diagnosis: Diagnosis, elsewhere: tuple[str, ...] | None, *, 
     keys = _against(diagnosis, is_text=is_text) if elsewhere is None else elsewhere
     if "find_tensor" in keys and any(one.key == "input_named" for one in diagnosis.evidence):
         keys = ("smaller_input",)  # it is meant so large
+    if "retains_graph" in diagnosis.told:
+        keys = tuple("no_retain_graph" if key == "detach" else key for key in keys)
     if is_evaluation(diagnosis):
         is_trainer = "evaluates_by_trainer" in diagnosis.told
         keys = ("loss_only", *_AT_EVALUATION[1:]) if is_trainer else _AT_EVALUATION

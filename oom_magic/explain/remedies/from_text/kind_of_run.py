@@ -34,6 +34,8 @@ _OF_EACH_TENSOR = "exp_avg_sq.sqrt()"  # torch/optim/adam.py, _single_tensor_ada
 
 def trains(diagnosis: Diagnosis) -> bool:
     """Whether the text, or the run described with it, is about training."""
+    if "in_evaluation" in diagnosis.told and not diagnosis.setup_phrases:
+        return False
     in_step = diagnosis.phase in ("backward", "loss", "optimizer_step")
     is_trainer = bool(_TRAINERS & set(diagnosis.frameworks)) and "infers" not in diagnosis.told
     told = diagnosis.told - {"training_fits"} if "infers" in diagnosis.told else diagnosis.told  # it came before
@@ -62,7 +64,8 @@ def names_tokens(diagnosis: Diagnosis) -> bool:
     if "of_latents" in diagnosis.told:
         return False
     is_set_up = diagnosis.setup_phrases or any(one.name not in _OF_ANY_MODEL for one in diagnosis.tensors)
-    return bool(is_set_up or "attends" in diagnosis.told or set(_OF_TRANSFORMERS) & set(diagnosis.frameworks))
+    may_be = set(_OF_TRANSFORMERS) & set(diagnosis.frameworks) and "sees_pictures" not in diagnosis.told
+    return bool(is_set_up or "of_text" in diagnosis.told or may_be)
 
 
 def shows_transformers(diagnosis: Diagnosis) -> bool:
@@ -120,7 +123,7 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
 def _whose_loop(diagnosis: Diagnosis) -> set[str]:
     """Whose code trains: the author's, a Trainer's or Accelerator's that the author calls, or another's."""
     told, style = diagnosis.told, style_of(diagnosis)
-    shows, is_by_settings = "shows_code" in told, "trains_by_settings" in told
+    shows, is_by_settings = "pasted_code" in told, "trains_by_settings" in told
     if style == "trainer":
         return {"trainer"} if shows or not is_by_settings else set()
     if "deepspeed" in diagnosis.frameworks and "accelerate" not in diagnosis.frameworks:

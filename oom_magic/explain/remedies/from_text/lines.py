@@ -63,6 +63,7 @@ _CODE: Mapping[str, tuple[str, str]] = {
     "paddle_fraction": (
         "export FLAGS_fraction_of_gpu_memory_to_use=LESS   # LESS: a smaller number than now (0.92 unless set)", "bash",
     ),
+    "segments_after_update": ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True   # from PyTorch 2.1", "bash"),
     "pod_memory": ("resources:\n  limits:\n    memory: MORE", "yaml"),
     "unpin": ("loader = DataLoader(dataset, batch_size=batch_size, pin_memory=False)", "python"),
     "gather_on_host": (

@@ -50,6 +50,13 @@ _USUAL = {"program_seen", "precedents", "computing_told", "inference_told", "no_
 _WITH_CACHE = (*SERVERS, "exllama", "lmdeploy", "llama_cpp", "ollama")
 _SETTINGS_ONLY = {"trains_by_settings", "shows_settings"}
 _OF_PICTURES_MADE = {"makes_pictures", "diffuses"}
+# What others hold, or what a run keeps by mistake: no change to the run itself saves it.
+_OF_NO_RUN = (
+    Cause.OTHER_PROCESS,
+    Cause.LEAK_OR_RETAINED_REFERENCE,
+    Cause.DRIVER_LEVEL,
+    Cause.REQUEST_ALONE_TOO_BIG,
+)
 _NO_RUN = Evidence("reason_no_run")
 _NO_CODE = Evidence("reason_no_code")
 _NO_CODE_OR_RUN = Evidence("reason_no_code_or_run")
@@ -92,6 +99,8 @@ def _is_guess(diagnosis: Diagnosis) -> bool:
 
 def _way_to_prices(diagnosis: Diagnosis) -> Evidence:
     """What a rehearsal lacks: settings describe the training of a model of tokens, code any run of PyTorch on a GPU."""
+    if diagnosis.cause in _OF_NO_RUN:
+        return _ELSEWHERE
     if trains(diagnosis) and names_tokens(diagnosis):
         return _NO_RUN
     is_in_python = "in_another_language" not in diagnosis.told
