@@ -223,7 +223,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     # Models of text: of what is attended to otherwise, an image or a video, there may be no tokens to cut.
     "of_text": words(
-        r"\b\w{0,12}bert\w*|\bgpt|llm|llama|qwen|mistral|gemma|deepseek|\bt5\b|\btokeni[sz]er?s?\b|language model"
+        r"\b\w{0,12}bert\w*|\bgpt|\bllms?\b|llama|qwen|mistral|gemma|deepseek|\bt5\b|\btokeni[sz]er?s?\b"
+        r"|language model"
         r"|\btransformers[/\\.]|\bAutoModel|CausalLM|\bseq(?:uence)?[-_ ]?len|\bmax[-_]length\b|\bsft\b"
         r"|translat\w+|\bsentences?\b",
     ),

@@ -353,18 +353,15 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
     cleaned = clean(text)
     lines = _trace_lines(cleaned, failure_start)
     innermost = lines[-_NUM_INNERMOST:]
-    inner_text = "\n".join(innermost)
     all_text = "\n".join(lines)
     frames = _frames(lines)
-    is_told = failure_start is None or (message_format or "").startswith("told")
-    phase = None if is_told and not frames else _phase(lines)  # code in a story is not what failed
     head = _context(cleaned, failure_start)
     program = find_program(_ASIDE.sub("", _raw_context(text)), all_text, message_format)
-    if phase == "evaluation" and program is not None and not program.program.is_torch:
-        phase = None  # there is no autograd that could keep anything
+    is_quoted = failure_start is not None and not (message_format or "").startswith("told")
+    phase = _phase_in(lines, program) if frames or is_quoted else None  # code in a story is not what failed
     return Clues(
         phase=phase,
-        tensor=_tensor(inner_text) or (None if lines else _tensor("\n".join(_QUOTED_CODE.findall(head)))),
+        tensor=_tensor("\n".join(innermost)) or (None if lines else _tensor("\n".join(_QUOTED_CODE.findall(head)))),
         code=_line_of(phase, innermost) if lines and not frames else _innermost_code(innermost),
         frames=frames,
         is_training=bool(_TRAINING.search(all_text)),
@@ -388,9 +385,9 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         full_devices=_full_device(head),
         story=story_in(head),
         shown=frozenset(shown_in(head)),
-        skips_tactics=bool(_SKIPPED.search(head)) and not _NO_ENGINE.search(head),
+        skips_tactics=_skips_tactics(head),
         has_prose=_is_prose(cleaned, failure_start, message_format, all_text),
-        is_tiny=bool(_BATCH_OF_ONE.search(head)) and bool(_SMALL_PICTURE.search(head)),
+        is_tiny=_is_tiny(head),
     )
 
 
@@ -470,6 +467,22 @@ def _code_lines(text: str) -> list[str]:
 
 def _looks_like_code(line: str) -> bool:
     return bool(re.search(r"File |[\w\])] ?= ?\w|\w\(|\.py\b|Failed to clone", line))
+
+
+def _skips_tactics(text: str) -> bool:
+    """Whether TensorRT only left tactics out that need more memory, and built its engine."""
+    return bool(_SKIPPED.search(text)) and not _NO_ENGINE.search(text)
+
+
+def _is_tiny(text: str) -> bool:
+    """Whether each step takes one small picture."""
+    return bool(_BATCH_OF_ONE.search(text)) and bool(_SMALL_PICTURE.search(text))
+
+
+def _phase_in(lines: list[str], program: ProgramUse | None) -> str | None:
+    """The phase of a program; where PyTorch computes nothing, no autograd keeps anything in an evaluation."""
+    phase = _phase(lines)
+    return None if phase == "evaluation" and program is not None and not program.program.is_torch else phase
 
 
 def _phase(lines: list[str]) -> str | None:

@@ -46,6 +46,7 @@ _CHANGES: Mapping[str, re.Pattern[str]] = {
     "tried_quantized": words(r"\b[48][- ]?bits?\b|\bquanti[sz]\w+|\bfp8\b|\bgguf\b", r"量化"),
     "tried_restart": words(r"\b(?:restart|reboot)\w*", r"重启"),
     "tried_attention": words(r"\bxformers\b|\bflash[- _]?att\w*|\bsdpa?\b|\battention slicing"),
+    "tried_stream": words(r"\bmmap\w*|\bmemory[- ]mapp\w*|\blazy\b|\bstreaming\b"),
     "tried_detach": words(r"\bdetach\w*|\.item\(\)"),
     "tried_no_grad": words(r"\bno_grad\b|\binference_mode\b"),
     "tried_ram": words(r"\bswap\b|\bpag(?:e|ing) ?file", r"虚拟内存"),
