@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
 from pathlib import Path
 
 import pytest
@@ -76,22 +76,26 @@ LIBRARIES = {
 MOST_FILES = 12  # __init__.py apart
 MOST_LINES = 40  # of a function, its docstring, comments and empty lines apart
 FILES = sorted(PACKAGE.rglob("*.py"))
+parse = functools.lru_cache(maxsize=1)(ast.parse)  # for the several questions about one file; all of them are large
 
 
-def imported(source: str) -> Iterator[str]:
+@functools.cache
+def imported(source: str) -> frozenset[str]:
     """Every module that the code imports, at any depth, for type checkers or not."""
-    for node in ast.walk(ast.parse(source)):
+    found: set[str] = set()
+    for node in ast.walk(parse(source)):
         if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
+            found.update(name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            yield from (f"{node.module}.{name.name}" for name in node.names)
+            found.update(f"{node.module}.{name.name}" for name in node.names)
+    return frozenset(found)
 
 
 def breaches(part: str, source: str) -> list[str]:
     """What the code, being in ``part`` of the package, should not import."""
     found = []
-    for module in imported(source):
+    for module in sorted(imported(source)):
         root, _, rest = module.partition(".")
         if root == "oom_magic":
             other = rest.partition(".")[0]
@@ -103,9 +107,10 @@ def breaches(part: str, source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_imports(file: Path) -> None:
-    part = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    assert breaches(part, file.read_text(encoding="utf-8")) == []
+def test_a_file_keeps_the_rules(file: Path) -> None:
+    """Its imports; functions are short; what is public says what it returns."""
+    part, source = file.relative_to(PACKAGE).parts[0].removesuffix(".py"), file.read_text(encoding="utf-8")
+    assert (breaches(part, source), long_functions(source), undocumented(source)) == ([], [], [])
 
 
 @pytest.mark.parametrize(
@@ -170,7 +175,7 @@ def long_functions(source: str) -> list[str]:
     """The names of functions with more lines of code than ``MOST_LINES``."""
     lines = source.splitlines()
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
         docstring = node.body[0] if ast.get_docstring(node) is not None else None
@@ -180,11 +185,6 @@ def long_functions(source: str) -> list[str]:
         if len(code) > MOST_LINES:
             found.append(node.name)
     return found
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_functions_are_short(file: Path) -> None:
-    assert long_functions(file.read_text(encoding="utf-8")) == []
 
 
 def test_the_search_for_long_functions_can_fail() -> None:
@@ -207,13 +207,8 @@ def undocumented(source: str) -> list[str]:
             if isinstance(node, ast.ClassDef) and "Protocol" not in names:
                 look(node.body)
 
-    look(ast.parse(source).body)
+    look(parse(source).body)
     return found
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_what_is_public_says_what_it_returns(file: Path) -> None:
-    assert undocumented(file.read_text(encoding="utf-8")) == []
 
 
 def test_the_search_for_docstrings_can_fail() -> None:
@@ -273,7 +268,7 @@ OF_OTHERS = {"_parameters", "_buffers", "_modules", "_value"}  # of PyTorch's mo
 def private_uses(source: str, private: set[str]) -> list[str]:
     """What is private to the package and imported, read or replaced by the code; ``self`` is the code's own."""
     found = []
-    tree = ast.parse(source)
+    tree = parse(source)
     others = {"self", *(module.partition(".")[0] for module in imported(source))} - {"oom_magic"}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("oom_magic"):
