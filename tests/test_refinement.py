@@ -140,6 +140,25 @@ def keeps_by_a_hook():
         model(torch.zeros(8192, 1024, device="cuda"))
 
 
+class Residual(nn.Module):
+    """Blocks in a loop of its forward, each added to what the forward was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(1024, 1024), nn.GELU()) for _ in range(40))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def adds_blocks_to_its_argument():
+    model = Residual().cuda()
+    while True:
+        model(torch.rand(2048, 1024, device="cuda")).sum().backward()
+
+
 Transition = collections.namedtuple("Transition", "state next_state")
 
 
@@ -452,7 +471,10 @@ def test_a_queue_with_a_multiple_of_its_first_rows_is_the_cause_whatever_its_sha
         assert diagnosis.growth.num_bytes < 0.1 * diagnosis.main_failure.pytorch_bytes
 
 
-@pytest.mark.parametrize("function", [recurs_within_a_turn, compares_all_states, sums_losses_of_a_recurrence])
+@pytest.mark.parametrize(
+    "function",
+    [recurs_within_a_turn, compares_all_states, sums_losses_of_a_recurrence, adds_blocks_to_its_argument],
+)
 def test_what_a_backward_after_the_loop_needs_is_no_leak(function):
     session = DrySession("RTX 3060", memory=600 * MIB + session_context(), stop_after_steps=None, has_bar=False)
     report = session.run(function)

@@ -158,10 +158,11 @@ def growths(error: BaseException, names: Mapping[str, Any], locate: Locate) -> t
         if not is_users_file(file):
             continue
         known = {**names, **names_of(frame)}
-        passing = _own_variables(frame.f_code) if at < max(calls, default=0) else ()
+        is_inside = at < max(calls, default=0)
         run = list(_run_by_loops(file, frame.f_globals, trace.tb_lineno, known))
         for statement, around, home, seen in run:
-            growth = None if _is_among(statement, passing) else _growth(statement, around, home, seen, locate)
+            ends = is_inside and _ends_with_call(statement, frame.f_code, known)
+            growth = None if ends else _growth(statement, around, home, seen, locate)
             if growth is not None and growth.has_graph and home == file:
                 growth = _of_one_step(growth, statement, known, frames[at:])
             if growth is not None and growth.fixed and growth.remedy == "keep_on_host":
@@ -243,15 +244,15 @@ def _have_graph(values: Iterable[Any]) -> bool:
     )
 
 
-def _own_variables(code: CodeType) -> Collection[str]:
-    """The variables of a function that are none of its arguments."""
-    return code.co_varnames[code.co_argcount + code.co_kwonlyargcount :]
+def _ends_with_call(statement: ast.stmt, code: CodeType, names: Mapping[str, Any]) -> bool:
+    """Whether what a statement makes grow ends with the call of a module: skipped connections, states over time.
 
-
-def _is_among(statement: ast.stmt, passing: Collection[str]) -> bool:
-    """Whether what a statement makes grow ends with the call of a module: skipped connections, states over time."""
+    What a caller gave does not, unless it is a tensor, which is not made larger: its name is bound to another.
+    """
     grown = _grown(statement)
-    return isinstance(grown, ast.Name) and grown.id in passing
+    name = grown.id if isinstance(grown, ast.Name) else ""
+    is_given = name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return name in code.co_varnames and (not is_given or is_tensor(names.get(name)))
 
 
 def _run_by_loops(file: str, variables: dict[str, Any], line: int, names: Mapping[str, Any]) -> Iterator[_Run]:
