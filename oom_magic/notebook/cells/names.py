@@ -83,7 +83,7 @@ class DryNamespace:
 def _is_import(value: Any) -> bool:
     """Whether the value was imported: nothing about it is fake, so the notebook gets it, too."""
     if isinstance(value, ModuleType):
-        return True
+        return sys.modules.get(value.__name__) is value  # not one that the cell wrote, or made, itself
     if not (inspect.isclass(value) or inspect.isroutine(value)):
         return False
     module = sys.modules.get(value.__module__ or "")

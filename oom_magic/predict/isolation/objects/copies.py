@@ -211,7 +211,8 @@ def _begun_anew(one: types.GeneratorType[Any, Any, Any], depth: int) -> Any:
     code = one.gi_code
     if inspect.getgeneratorstate(one) != inspect.GEN_CREATED or depth == 0:
         return None
-    made_by = [each for each in gc.get_referents(one) if isinstance(each, types.FunctionType) and each.__code__ is code]
+    functions = [each for each in gc.get_referents(one) if isinstance(each, types.FunctionType)]
+    made_by = [each for each in functions if _origin(each.__code__) == _origin(code)]  # loops are compiled anew
     if not made_by:  # before Python 3.11
         return None
     given = variables_of(one.gi_frame)  # type: ignore[arg-type]  # until it is closed
@@ -222,6 +223,10 @@ def _begun_anew(one: types.GeneratorType[Any, Any, Any], depth: int) -> Any:
     others = given[rest[bool(code.co_flags & inspect.CO_VARARGS)]] if code.co_flags & inspect.CO_VARKEYWORDS else {}
     args = [_part(given[name], depth) for name in names]
     return made_by[0](*args, *more, **{name: _part(given[name], depth) for name in keywords}, **others)
+
+
+def _origin(code: types.CodeType) -> tuple[str, int, str]:
+    return code.co_filename, code.co_firstlineno, code.co_name
 
 
 def _copied_batches(one: Any) -> Any:
