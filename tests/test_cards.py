@@ -20,6 +20,7 @@ from card_programs import (
     train,
 )
 from IPython.core.error import UsageError
+from stub_estimates import stub_of_cudnn  # noqa: F401 - a fixture
 from torch import nn
 
 import oom_magic as om
@@ -31,6 +32,7 @@ from oom_magic.predict.what_if.placement_changes import BalancedLayers
 from oom_magic.predict.what_if.survey import Survey
 from oom_magic.units import MIB
 
+pytestmark = pytest.mark.usefixtures("stub_of_cudnn")
 _QUICK = (back_and_forth, shared_head, data_parallel_cnn, dispatched_unevenly)
 
 

@@ -16,6 +16,7 @@ import torch
 from compiled_cases import MODELS, Transformer, train
 from compiled_models import PROGRAMS
 from compiled_programs import Body, plain
+from stub_estimates import stub_of_cudnn  # noqa: F401 - a fixture
 from torch import nn
 
 import oom_magic as om
@@ -33,6 +34,7 @@ from oom_magic.predict.what_if.compile_changes import (
     WithoutCudaGraphs,
 )
 
+pytestmark = pytest.mark.usefixtures("stub_of_cudnn")
 DATA = Path(__file__).parent / "data"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "compile"
 CASES = {case["name"]: case for case in json.loads((DATA / "compiled_cases.json").read_text())}

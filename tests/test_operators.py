@@ -10,10 +10,12 @@ import pytest
 import torch
 from module_cases import MODULES
 from operator_cases import OPERATORS, Case, measure
+from stub_estimates import stub_of_cudnn  # noqa: F401 - a fixture
 from versions import recorded_with
 
 from oom_magic.predict.session import DrySession
 
+pytestmark = pytest.mark.usefixtures("stub_of_cudnn")
 DATA = Path(__file__).parent / "data"
 VERSION = torch.__version__.partition("+")[0]
 RECORDED = {path.stem.removeprefix("ops_truth_"): path for path in sorted(DATA.glob("ops_truth_*.json"))}

@@ -10,9 +10,11 @@ import torch
 from layout_cases import LAYOUTS
 from program_cases import PROGRAMS
 from sparse_and_graph_cases import SPARSE_AND_GRAPHS
+from stub_estimates import stub_of_cudnn  # noqa: F401 - a fixture
 
 import oom_magic as om
 
+pytestmark = pytest.mark.usefixtures("stub_of_cudnn")
 TRUTH = json.loads((Path(__file__).parent / "data" / "programs_truth.json").read_text())
 VERSION = torch.__version__.partition("+")[0]
 

@@ -27,6 +27,7 @@ import habit_notebooks  # noqa: F401 - its notebooks, too
 import hidden_notebooks  # noqa: F401 - its notebooks, too
 import library_notebooks  # noqa: F401 - its notebooks, too
 import longer_notebooks  # noqa: F401 - its notebooks, too
+import pytest
 import recomputed_notebooks  # noqa: F401 - its notebooks, too
 import summing_notebooks  # noqa: F401 - its notebooks, too
 import unlike_notebooks
@@ -145,6 +146,11 @@ def main(name: str, *more: str) -> None:
     os.chdir(folder)
     warnings.filterwarnings("ignore")
     is_fake = "pretend" in more
+    if "FAKECUDA_GPU" in os.environ:
+        sys.path.insert(0, str(Path(__file__).parents[1]))
+        from stub_estimates import answer_as_the_stub
+
+        answer_as_the_stub(pytest.MonkeyPatch())
     print(json.dumps(truth(notebook, values) if "truth" in more else explained(notebook, values, is_fake)))
 
 

@@ -8,6 +8,9 @@ of them keep transformed tensors, for which filters, strides and sizes; the size
 second convolution of AlexNet, 256 images, that gives the 213 MiB that Oyama et al., "Accelerating Deep Learning
 Frameworks with Micro-Batches" (2018), read from cuDNN. That gradients by FFT take twice as much is not documented: it
 was measured with networks of wide 1 x 1 convolutions on an A100 (``tests/data/cudnn_search.json``).
+
+Without a search cuDNN chooses by its heuristics: 1,620 operations on an H200 (cuDNN 9.19, single precision as TF32,
+``tests/data/device_h200.json``) took copies in channels-last layout, and partial sums, never more.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.kernels.copies import make_outputs
 from oom_magic.predict.kernels.reductions import take_buffers
 from oom_magic.predict.operators.calls import Call
+from oom_magic.units import MIB
 
 _COMPLEX_BYTES, _FLOAT_BYTES = 8, 4  # transformed tensors are of single precision, whatever the convolution's
 _LARGEST_FFT = 256  # of an image with its padding
@@ -33,6 +37,9 @@ _WINOGRAD_OUTPUTS = {3: 4, 5: 9}  # side of a tile's outputs, by the filter's
 _FULL = (torch.float32, torch.float64)
 _FEWEST_CHANNELS = 32  # of a depthwise convolution in half precision that cuDNN computes
 _LAYOUT_MULTIPLE = 8  # channels of a tensor laid out for tensor cores are filled up to it
+_GROUP_MULTIPLE = 32  # those of each group, where there are several
+# Sums that several thread blocks share, as measured: of any result, and how often a filter's gradient can be there.
+_SHARED_SUMS, _FILTER_SUMS, _MOST_FILTER_SUMS = 32 * MIB, 32, 256 * MIB
 aten = torch.ops.aten
 
 
@@ -54,7 +61,13 @@ class Convolution:
     @property
     def most_bytes(self) -> int:
         """The largest workspace of the algorithms that can compute it."""
-        return max(self._layouts(), self._lowered(), self.fourier_bytes(), self._tiled(), self._winograd())
+        return max(self.chosen_bytes, self._lowered(), self.fourier_bytes(), self._tiled(), self._winograd())
+
+    @property
+    def chosen_bytes(self) -> int:
+        """The largest workspace that cuDNN's heuristics chose on a card whose tensor cores take single precision."""
+        filter_sums = min(_FILTER_SUMS * math.prod(self.filter) * _FLOAT_BYTES, _MOST_FILTER_SUMS)
+        return self._layouts() + max(_SHARED_SUMS, filter_sums if self.operation == "weight" else 0)
 
     def _is_image(self) -> bool:
         """Whether the algorithms that transform can have it: two-dimensional, each filter at each place."""
@@ -69,12 +82,13 @@ class Convolution:
         return math.prod(-(-size // side) for size, side in zip(self.made[2:], sides, strict=True))
 
     def _layouts(self) -> int:
-        """IMPLICIT_PRECOMP_GEMM on tensor cores: copies of all three tensors in channels-last layout."""
-        if self.is_channels_last:
-            return 0
+        """IMPLICIT_PRECOMP_GEMM on tensor cores: copies of all three tensors in channels-last layout, filled up; those
+        that lie so can be copied, too."""
+        multiple = _LAYOUT_MULTIPLE if self.groups == 1 else _GROUP_MULTIPLE
+        shapes = ((self.groups, self.image), (1, self.filter), (self.groups, self.made))
         return sum(
-            math.prod((shape[0], -(-shape[1] // _LAYOUT_MULTIPLE) * _LAYOUT_MULTIPLE, *shape[2:])) * self.dtype.itemsize
-            for shape in (self.image, self.filter, self.made)
+            shape[0] * parts * -(-shape[1] // parts // multiple) * multiple * math.prod(shape[2:]) * self.dtype.itemsize
+            for parts, shape in shapes
         )
 
     def _lowered(self) -> int:

@@ -40,7 +40,7 @@ def choose_backend(
         return "cudnn"
     if backends.flash_sdp_enabled() and _fits_flash(capability, tensors, mask, dropout, is_causal, enable_gqa):
         return "flash"
-    if backends.mem_efficient_sdp_enabled() and _fits_efficient(capability, tensors, enable_gqa):
+    if backends.mem_efficient_sdp_enabled() and _fits_efficient(capability, tensors, mask, enable_gqa):
         return "efficient"
     return "math"
 
@@ -59,7 +59,7 @@ def _fits_flash(
         return False
     if not head_size == key.shape[-1] == value.shape[-1] or head_size > _MAX_FLASH_HEAD_SIZE:
         return False
-    if not _same_batch_and_heads(tensors, enable_gqa) or any(tensor.stride(-1) != 1 for tensor in tensors):
+    if not (_same_batch_and_heads(tensors, enable_gqa) and _lie_in_rows(tensors, mask)):
         return False
     if is_causal and query.shape[2] != key.shape[2]:
         return False
@@ -74,10 +74,17 @@ def fits_shared_memory(capability: Capability, tensors: tuple[torch.Tensor, ...]
     return not (small_shared_memory and trains and (192 < head_size <= 224 or (head_size > 224 and dropout > 0)))
 
 
-def _fits_efficient(capability: Capability, tensors: tuple[torch.Tensor, ...], enable_gqa: bool) -> bool:
-    if enable_gqa or not _same_batch_and_heads(tensors, False) or any(t.stride(-1) != 1 for t in tensors):
+def _fits_efficient(
+    capability: Capability, tensors: tuple[torch.Tensor, ...], mask: torch.Tensor | None, enable_gqa: bool
+) -> bool:
+    if enable_gqa or not (_same_batch_and_heads(tensors, False) and _lie_in_rows(tensors, mask)):
         return False
     return fits_efficient_kernel(capability, tensors)
+
+
+def _lie_in_rows(tensors: tuple[torch.Tensor, ...], mask: torch.Tensor | None) -> bool:
+    """``check_last_dim_stride_equals_1_dense``: the mask too, which T5's bias, a permuted embedding, does not."""
+    return all(tensor.stride(-1) == 1 for tensor in (*tensors, *(() if mask is None else (mask,))))
 
 
 def fits_efficient_kernel(capability: Capability, tensors: tuple[torch.Tensor, ...]) -> bool:
@@ -102,7 +109,7 @@ def _fits_cudnn(
         query.dtype in HALF_TYPES
         and query.shape[-1] == key.shape[-1]
         and all(tensor.shape[-1] % 8 == 0 and tensor.shape[-1] <= largest for tensor in (query, value))
-        and all(tensor.stride(-1) == 1 for tensor in tensors)
+        and _lie_in_rows(tensors, mask)
         and not (mask is not None and (is_causal or mask.requires_grad))
         and dropout * 16 == int(dropout * 16)  # check_cudnn_dropout
         and key.shape[2] > 1
