@@ -8,8 +8,9 @@ import re
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ def is_users_file(file: str) -> bool:
     """
     if file.startswith("<"):
         return file.startswith(_TYPED_CODE)
-    return not (_INSTALLED.search(file.replace("\\", "/")) or _normal(file).startswith(_library_folders()))
+    folders = _library_folders(tuple(sys.path))
+    return not (_INSTALLED.search(file.replace("\\", "/")) or _normal(file).startswith(folders))
 
 
 def is_cell(file: str) -> bool:
@@ -68,15 +70,26 @@ def source_text(file: str, line: int, module_globals: dict[str, Any] | None = No
     return linecache.getline(file, line, module_globals).strip()
 
 
-@lru_cache(maxsize=1)
-def _library_folders() -> tuple[str, ...]:
+@lru_cache(maxsize=4)
+def _library_folders(path: tuple[str, ...]) -> tuple[str, ...]:
     named = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     named += [*site.getsitepackages(), site.getusersitepackages()]
-    named += [entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
+    named += [entry for entry in path if Path(entry).name in ("site-packages", "dist-packages")]
+    named += _installed_beside(entry for entry in path if entry not in named)
     torch = find_spec("torch")
     if torch is not None and torch.origin is not None:
         named.append(str(Path(torch.origin).parent))
     return (*_own_folders(), *_spellings(named))
+
+
+def _installed_beside(folders: Iterable[str]) -> Iterator[str]:
+    """Packages that ``pip install --target`` put into a folder, such as one on a drive, beside code of the user's."""
+    for folder in folders:
+        if folder and any(Path(folder).glob("*.dist-info")):
+            files = (file for one in distributions(path=[folder]) for file in one.files or ())
+            yield from {
+                str(Path(folder, file.parts[0])) for file in files if len(file.parts) > 1 and file.parts[0] != ".."
+            }
 
 
 @lru_cache(maxsize=1)

@@ -43,3 +43,13 @@ def test_a_users_file_named_like_the_package_is_the_users() -> None:
     assert is_own_file(f"{PACKAGE}/session.py")
     assert not is_own_file(f"{PACKAGE}_demo.py")
     assert not is_own_file("/home/me/oom_magic/train.py")
+
+
+def test_packages_in_a_folder_of_ones_own_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``pip install --target`` beside scripts, as on a drive: pandas' frames kept what a dry run wrote to them."""
+    (tmp_path / "frames-1.0.dist-info").mkdir()
+    (tmp_path / "frames-1.0.dist-info" / "METADATA").write_text("Name: frames\nVersion: 1.0\n")
+    (tmp_path / "frames-1.0.dist-info" / "RECORD").write_text("frames/__init__.py,,\n../../bin/frames,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not is_users_file(str(tmp_path / "frames" / "__init__.py"))
+    assert is_users_file(str(tmp_path / "mine.py")) and is_users_file(str(tmp_path.parent / "other.py"))

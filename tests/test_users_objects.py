@@ -21,7 +21,7 @@ import re
 import select
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -385,6 +385,22 @@ def test_what_is_taken_from_the_users_iterators_is_there_again_or_said() -> None
     written = names["packed"].fileobj
     names["packed"].close()
     assert gzip.decompress(written.getvalue()) == b"before"
+
+
+@pytest.mark.skipif(not (3, 11) <= sys.version_info < (3, 14), reason="itertools cannot be copied since 3.14")
+def test_what_a_chain_goes_through_keeps_its_items() -> None:
+    def numbers() -> Iterator[int]:
+        yield from (1, 2, 3)
+
+    chains = [
+        itertools.chain(numbers(), [7]),
+        itertools.chain(iter([1, 2, 3]), zip([7], strict=True)),
+        itertools.chain([numbers()]),
+    ]
+    names = {"chains": chains}
+    report = DrySession(has_bar=False, is_lasting=False).run(lambda: [[*one] for one in names["chains"]], [names])
+    assert not report.assumptions
+    assert [[*one] for one in chains[:2]] == [[1, 2, 3, 7], [1, 2, 3, (7,)]] and [*next(chains[2])] == [1, 2, 3]
 
 
 def test_hooks_of_tensors_are_called_and_stay() -> None:
