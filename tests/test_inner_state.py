@@ -241,5 +241,9 @@ def test_iterators_are_as_before_wherever_they_are_held() -> None:
     assert after == before
     assert take() == ["a"] * 8
     said = [one.text for one in report.assumptions if "of yours" in one.text]
-    assert len(said) == 2 and "coroutine or future" in said[0] and "<genexpr>" in said[1]
+    assert "coroutine or future" in said[0]
+    if sys.version_info >= (3, 11):  # a generator that has not begun is begun anew for the run
+        assert len(said) == 1 and [*names["deep"]["inside"][0]] == [0, 1, 2]
+    else:
+        assert len(said) == 2 and "<genexpr>" in said[1]
     names["awaited"]["future"].get_loop().close()

@@ -150,7 +150,9 @@ def test_what_does_not_run_is_never_said_not_to_fit(
 
 
 def test_a_log_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "train.log").write_text(f"    from transformers import Trainer\n    loss.backward()\n{MESSAGE}")
+    (tmp_path / "train.log").write_text(
+        f"    from transformers import AutoModelForCausalLM\n    loss.backward()\n{MESSAGE}"
+    )
     assert main(["explain", "--lang", "en", str(tmp_path / "train.log")]) == 0
     shown = capsys.readouterr().out
     assert "2.00 GiB" in shown

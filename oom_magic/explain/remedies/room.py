@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
 
 
+_LEAST_SHARE = 0.01  # of the card, held by others: a display has some MiB, too
+
+
 def needed_bytes(report: MemoryReport, settings: AllocatorSettings | None = None) -> int:
     """The least memory for PyTorch's allocator, in bytes, with which a rehearsed run ends; as it was set up (None)."""
     from oom_magic.memory.allocator.replay import minimum_device_bytes  # loads NumPy, which texts do not need
@@ -31,7 +34,8 @@ def making_room(needed: int, situation: Situation) -> Iterator[Remedy]:
     if situation.is_filled_by_held(needed):
         remedy = _room("free_held", 2, {"freed_bytes": situation.held_bytes})
         yield situation.judged(replace(remedy, saving_bytes=situation.held_bytes), needed)
-    if situation.other_bytes:
+    is_enough = situation.usable_bytes < needed <= situation.usable_bytes + situation.other_bytes
+    if is_enough or situation.other_bytes > _LEAST_SHARE * situation.total_bytes:
         remedy = _room("close_processes", 3, {"freed_bytes": situation.other_bytes})
         yield situation.judged(remedy, needed, situation.other_bytes)
 
