@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,22 @@ def test_values_of_a_sparse_matrix_can_be_trained() -> None:
 
     report = om.dry_run(program, gpu="RTX 3060")
     assert shapes == [(50,)] and any("not exact" in assumption.text for assumption in report.assumptions)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_bias_whose_rows_lie_apart_is_none_for_fused_attention(dtype: torch.dtype) -> None:
+    """T5's is a permuted embedding: CUDA computes the scores then, on any card (an H200 did, with transformers 5.17)."""
+
+    def attend(lie: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        query, key, value = (torch.randn(4, 12, 512, 64, device="cuda", dtype=dtype) for _ in range(3))
+        bias = torch.randn(512, 512, 12, device="cuda", dtype=dtype).permute(2, 0, 1)[None]
+        torch.nn.functional.scaled_dot_product_attention(query, key, value, lie(bias))
+
+    apart, together = (
+        om.dry_run(attend, lie, gpu="H100").peak_allocated_bytes for lie in (lambda one: one, torch.Tensor.contiguous)
+    )
+    scores = 4 * 12 * 512 * 512 * dtype.itemsize
+    assert apart > together + scores
 
 
 def test_sparse_rows_are_refused() -> None:
