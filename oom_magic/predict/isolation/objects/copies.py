@@ -29,7 +29,7 @@ _DICTS: tuple[Any, ...] = ({}, OrderedDict())
 _TABLES: tuple[Any, ...] = tuple(view for one in _DICTS for view in (one, one.items(), one.values()))
 _REVERSIBLE: tuple[Any, ...] = ([], (), range(0), deque(), *_TABLES)
 _OF_CONTAINERS = (*map(type, map(iter, (*_EMPTY, *_TABLES))), *map(type, map(reversed, _REVERSIBLE)))
-_ROWS = (type(iter([])), type(iter(())))
+_ROWS: tuple[type, ...] = (type(iter([])), type(iter(())))
 _OF_OTHERS = (
     zip, map, filter, enumerate,
     *(kind for kind in vars(itertools).values() if isinstance(kind, type) and hasattr(kind, "__next__")),
