@@ -400,6 +400,11 @@ def test_what_a_chain_goes_through_keeps_its_items() -> None:
     names = {"chains": chains}
     report = DrySession(has_bar=False, is_lasting=False).run(lambda: [[*one] for one in names["chains"]], [names])
     assert not report.assumptions
+    within: list[Any] = [[1]]
+    within.append(iter(within))  # has no end
+    held = {"endless": itertools.chain.from_iterable(iter(within))}
+    report = DrySession(has_bar=False, is_lasting=False).run(lambda: next(held["endless"]), [held])
+    assert "`endless` is an iterator of yours" in report.assumptions[0].text
     assert [[*one] for one in chains[:2]] == [[1, 2, 3, 7], [1, 2, 3, (7,)]] and [*next(chains[2])] == [1, 2, 3]
 
 

@@ -15,7 +15,7 @@ import sqlite3
 import types
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -29,7 +29,7 @@ _DICTS: tuple[Any, ...] = ({}, OrderedDict())
 _TABLES: tuple[Any, ...] = tuple(view for one in _DICTS for view in (one, one.items(), one.values()))
 _REVERSIBLE: tuple[Any, ...] = ([], (), range(0), deque(), *_TABLES)
 _OF_CONTAINERS = (*map(type, map(iter, (*_EMPTY, *_TABLES))), *map(type, map(reversed, _REVERSIBLE)))
-_ROWS: tuple[type, ...] = (type(iter([])), type(iter(())))
+_ROWS: tuple[type[Iterator[Any]], ...] = (type(iter([])), type(iter(())))
 _OF_OTHERS = (
     zip, map, filter, enumerate,
     *(kind for kind in vars(itertools).values() if isinstance(kind, type) and hasattr(kind, "__next__")),
@@ -174,11 +174,13 @@ def _part(one: Any, depth: int) -> Any:
         return list(one)
     if not hasattr(type(one), "__next__"):
         return one
+    if depth <= 0:
+        raise _NoCopyError
     if isinstance(one, _ROWS):  # of ``chain``, whose items are iterated over
         rest = [*copy.copy(one)]
         if any(hasattr(type(item), "__next__") for item in rest):
             return iter([_part(item, depth - 1) for item in rest])
-    made = _copied(one, depth - 1) if depth else None
+    made = _copied(one, depth - 1)
     if made is None:
         raise _NoCopyError
     return made
