@@ -31,7 +31,6 @@ _BEYOND = {
     "unet of volumes float16, benchmark",
     "dcgan, benchmark",
     "prefetched",
-    "captured",
     "sparse_rows",
 }
 _ABOVE = {"resnet50 float16 channels last"}  # 3.1 % too high

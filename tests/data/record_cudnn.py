@@ -1,5 +1,8 @@
 """What cuDNN takes on a physical GPU, for record_device.py: workspaces of convolutions that its heuristics choose, and what
 recurrent layers reserve and take, read off the allocator's trace.
+
+The rows in device_h200.json are of a wider sweep of the same kind (90 shapes, seven lengths of sequences, bfloat16, too);
+this shorter one has not been run on a card itself.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ SHAPES = (
     ((4, 768, 249), (768, 128), 1, 64, 1, 16), ((1, 32, 64, 128, 128), (32, 3, 3, 3), 1, 1, 1, 1),
     ((1, 128, 32, 64, 64), (64, 3, 3, 3), 1, 1, 1, 1),
 )  # fmt: skip
-LAYERS = {"RNN_TANH": 1, "LSTM": 2, "GRU": 3}
+LAYERS = ("RNN_TANH", "LSTM", "GRU")
 SEQUENCES = ((200, 32, 512, 1024), (50, 64, 100, 128), (7, 3, 10, 20), (35, 20, 200, 200), (128, 128, 300, 512))
 
 
