@@ -83,7 +83,7 @@ def _imported_by(file: Path) -> set[Path]:
     while waiting:
         found.add(one := waiting.pop())
         names = set(_IMPORTED.findall(one.read_text(encoding="utf-8")))
-        waiting |= {other for other in _TESTS - found if other.stem in names}
+        waiting |= {other for other in _TESTS - found if names & {other.stem, other.parent.name}}
     return found
 
 

@@ -1,4 +1,4 @@
-"""Measure device_programs.py and cuDNN on a physical GPU: python tests/data/record_device.py; writes device_NAME.json.
+"""Measure device_programs and cuDNN on a physical GPU: python tests/data/record_device.py; writes device_NAME.json.
 
 Of each program: the peaks of PyTorch's counters in bytes, and the MiB that its process had in use beside them (NVML).
 device_h200.json was put together from the figures of a longer script, which ran the dry runs beside them.
