@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from oom_magic.explain.evidence.causes import Cause
+from oom_magic.explain.evidence.checks import device_tool
 from oom_magic.explain.evidence.clues.author_words import said_in
 from oom_magic.explain.evidence.clues.magnitudes import array_bytes, card_bytes, large_inputs, weights_bytes
 from oom_magic.explain.evidence.clues.pasted_code import faults_in
 from oom_magic.explain.evidence.clues.programs import find_program
 from oom_magic.explain.evidence.clues.traceback import find_clues
-from oom_magic.explain.evidence.judging import device_tool, features_of, judge, precedents
+from oom_magic.explain.evidence.judging import judge
+from oom_magic.explain.evidence.precedents import features_of, precedents
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.messages.reading import read
 from oom_magic.units import GIB

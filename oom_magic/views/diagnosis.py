@@ -8,8 +8,9 @@ from typing import Any
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import Budget
 from oom_magic.explain.evidence.causes import HOST_CAUSES, INPUT_CAUSES, Cause, Confidence, Evidence, PossibleCause
+from oom_magic.explain.evidence.checks import SERVERS, device_tool
 from oom_magic.explain.evidence.clues.programs import PROGRAMS, PROGRAMS_BY_KEY
-from oom_magic.explain.evidence.judging import SERVERS, device_tool, meaning_of
+from oom_magic.explain.evidence.judging import meaning_of
 from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.remedies.from_text.choice import AGAINST, is_named_by_message, printed_by_message

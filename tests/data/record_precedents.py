@@ -9,13 +9,13 @@ import json
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from oom_magic.explain.evidence import judging
+from oom_magic.explain.evidence import precedents
 from oom_magic.explain.evidence.clues.traceback import find_clues
 from oom_magic.explain.evidence.judging import main_failure
 from oom_magic.explain.messages.reading import read
 
 _FILES = ("reports.jsonl", "later_reports.jsonl", "blind_reports.jsonl")
-TABLE = Path(judging.__file__).with_name("precedents.json")
+TABLE = Path(precedents.__file__).with_name("precedents.json")
 # A feature of fewer reports says more of them than of others, one of most reports says nothing.
 _FEWEST = 5
 _MOST_SHARE = 0.6
@@ -48,7 +48,7 @@ def counted() -> str:
 def _features(text: str) -> frozenset[str]:
     failure = main_failure(read(text))
     start, kind = (None, None) if failure is None else (failure.start, failure.format)
-    return judging.features_of(text, failure, find_clues(text, start, kind))
+    return precedents.features_of(text, failure, find_clues(text, start, kind))
 
 
 def _row(counts: Counter[str], order: list[str]) -> str:

@@ -1,21 +1,14 @@
 """From a text to causes: the evidence for each is combined, and the likeliest cause is named.
 
-Where a text says little, similar public reports tell how often each cause was the established one. ``precedents.json``
-counts it for each sign of a text and for each word, from the reports in tests/data, whose sources stand there;
-tests/data/record_precedents.py writes it.
+Where a text says little, similar public reports tell how often each cause was the established one (``precedents``).
 """
 
 from __future__ import annotations
 
-import json
 import math
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 from oom_magic.explain.evidence.causes import (
     HOST_CAUSES,
@@ -26,13 +19,15 @@ from oom_magic.explain.evidence.causes import (
     PossibleCause,
     Support,
 )
+from oom_magic.explain.evidence.checks import check_for
 from oom_magic.explain.evidence.clues.programs import Program
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
+from oom_magic.explain.evidence.log_rules import SHRINKING
 from oom_magic.explain.evidence.number_rules import is_overflow, number_rules, observations, overflow_rules
+from oom_magic.explain.evidence.precedents import features_of, precedents
 from oom_magic.explain.evidence.situation_rules import RESERVING, are_light, situation_rules
-from oom_magic.explain.evidence.text_rules import SHRINKING, named_tensor, text_rules
+from oom_magic.explain.evidence.text_rules import named_tensor, text_rules
 from oom_magic.explain.messages.failure import Failure
-from oom_magic.explain.messages.normalization import clean
 from oom_magic.explain.messages.told import says_only_killed
 
 # A cause is named if its degree is at least this; below it the answer is "unknown".
@@ -62,18 +57,13 @@ IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragmen
 _OF_MEMORY = {
     "speaks_of_memory", "speaks_of_ram", "uses_much", "killed", "grows", "host_fills", "pins", "saves", "kernel_dies",
 }  # fmt: skip
-_OF_RAM = {"speaks_of_ram", "host_fills", "workers"}
 _OF_WEIGHTS = {"loads", "loaded", "merges", "saves", "generates_tokens", "smaller_model_works"}
 _OF_LIMITS = {"names_share", "full_at_any_size", "smaller_share_helps"}
 _WORTH_NAMING = 0.12
 _OF_THIS_RUN = 0.6  # what a text says of its own run counts more than what is usual
 # Evidence that says how likely a cause is of runs in general, not of this one.
 _OF_ALL_RUNS = {"precedents", "computing_told", "inference_told", "own_tensors_fill", "program_seen"}
-_BATCH_IS_NOT_IT = {"batch_of_one", "has_batch_of_one", "tried_batch"}
 _OF_ANY_TRAINING = frozenset({"training_told"})
-SERVERS = ("vllm", "sglang", "server")  # they take a share of the device and fill it
-# Causes that are checked in another way where a program infers.
-_AS_INFERENCE = (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS, Cause.MEMORY_FRACTION_LIMIT)
 
 _FIXED: dict[str, tuple[Cause, Confidence]] = {
     "cuda_preempted": (Cause.MEMORY_FRACTION_LIMIT, Confidence.CERTAIN),
@@ -131,77 +121,6 @@ _OF_DEVICE = frozenset({
     Cause.ACTIVATIONS, Cause.LOGITS_OR_LOSS, Cause.ATTENTION_SCORES, Cause.OPTIMIZER_STATE, Cause.WEIGHTS_TOO_BIG,
     Cause.OTHER_PROCESS, Cause.FRAGMENTATION, Cause.MEMORY_FRACTION_LIMIT,
 })  # fmt: skip
-# Words of one text go together, so their evidence grows with the root of their number. Rules as they were before each
-# of the rounds 7 to 27, with the reports before it as precedents, named the right cause of 79.3 % of 463 reports alone
-# and of 85.5 % with these two numbers; with half or a quarter of either it is 83 to 86 %.
-_DEPENDENCE = 2.0
-_BENEFIT_OF_DOUBT = 20.0  # pseudo-counts, distributed as in all reports: a feature of few reports is weak evidence
-_LONGEST_READ = 6_000
-_WORD = re.compile(r"[a-z_]{2,30}")
-_HAN = re.compile(r"[\u4e00-\u9fff]{2,}")
-
-
-@dataclass(frozen=True)
-class Precedents:
-    """Reports with an established cause: how many of each cause, and of those that show a feature (a sign, a word)."""
-
-    by_cause: Mapping[Cause, int]
-    by_feature: Mapping[str, Mapping[Cause, int]]
-
-    @property
-    def num_reports(self) -> int:
-        """How many reports were counted."""
-        return sum(self.by_cause.values())
-
-    def shares(self, features: Iterable[str]) -> dict[Cause, float]:
-        """The share of each cause among reports like one with these features, the most frequent first; they sum to 1.
-
-        Bayes' rule; unknown features change nothing.
-        """
-        known = [self.by_feature[feature] for feature in sorted(features) if feature in self.by_feature]
-        odds = {cause: count * self._likelihood(cause, known) for cause, count in self.by_cause.items()}
-        total = sum(odds.values())
-        return {cause: odd / total for cause, odd in sorted(odds.items(), key=lambda item: -item[1])}
-
-    def _likelihood(self, cause: Cause, known: list[Mapping[Cause, int]]) -> float:
-        """How much more often reports of a cause show the features than all reports do."""
-        count, total = self.by_cause[cause], 0.0
-        for counts in known:
-            overall = sum(counts.values()) / self.num_reports
-            shown = counts.get(cause, 0) + _BENEFIT_OF_DOUBT * overall
-            total += math.log(shown / (count + _BENEFIT_OF_DOUBT) / overall)
-        return math.exp(total * _DEPENDENCE / math.sqrt(max(1, len(known))))
-
-
-def features_of(text: str, failure: Failure | None, clues: Clues) -> frozenset[str]:
-    """The counted features of a text: its signs and its words."""
-    return frozenset((*_signs_of(failure, clues), *_words_of(text)))
-
-
-def _signs_of(failure: Failure | None, clues: Clues) -> Iterator[str]:
-    """The message and its device, the phase, the program, the author's statements."""
-    yield f"message {failure.format if failure is not None else 'none'}"
-    yield f"memory {(failure.backend if failure is not None else None) or 'any'}"
-    yield f"phase {clues.phase or 'none'}"
-    yield f"program {clues.program.program.key if clues.program is not None else 'none'}"
-    yield from (f"told {key}" for key in clues.run.told)
-
-
-def _words_of(text: str) -> Iterator[str]:
-    """The words of a text's beginning; of Chinese, which separates none, each two characters."""
-    read = clean(text)[:_LONGEST_READ].lower()
-    yield from _WORD.findall(read)
-    for run in _HAN.findall(read):
-        yield from (run[at : at + 2] for at in range(len(run) - 1))
-
-
-@cache
-def precedents() -> Precedents:
-    """The counts of precedents.json."""
-    table = json.loads(Path(__file__).with_name("precedents.json").read_text(encoding="utf-8"))
-    causes = [Cause(name) for name in table["causes"]]
-    rows = {feature: Counter(dict(zip(causes, counts, strict=False))) for feature, counts in table["features"].items()}
-    return Precedents(Counter(dict(zip(causes, table["reports"], strict=True))), rows)
 
 
 def judge(failures: Sequence[Failure], text: str, clues: Clues | None = None) -> Judgement:
@@ -422,7 +341,7 @@ def _possible(
     degree = min(round((1 - doubt) * unrefuted, 3), most)
     told = sorted((one for one in reasons if one.weight > 0 and one.evidence is not None), key=lambda one: -one.weight)
     evidence = _distinct(told)
-    return PossibleCause(cause, degree, _confidence(degree, evidence), evidence, _check(cause, failure, clues))
+    return PossibleCause(cause, degree, _confidence(degree, evidence), evidence, check_for(cause, failure, clues))
 
 
 def _distinct(reasons: Sequence[Support]) -> tuple[Evidence, ...]:
@@ -447,83 +366,3 @@ def _confidence(degree: float, evidence: Sequence[Evidence]) -> Confidence:
     if degree >= _LIKELY_FROM:
         return Confidence.LIKELY
     return Confidence.POSSIBLE if degree >= _NAMED_FROM else Confidence.OPEN
-
-
-# The tool that lists who uses a device, by backend.
-_TOOLS = {
-    "cuda": "nvidia-smi", "hip": "rocm-smi", "xpu": "xpu-smi", "npu": "npu-smi info", "mps": "Activity Monitor",
-    "musa": "mthreads-gmi", "mlu": "cnmon", "cpu": "htop", "hpu": "hl-smi", "tpu": "tpu-info",
-    "directml": "Task Manager",
-}  # fmt: skip
-
-
-# Where a process may run that has its own way to show its RAM.
-_PLACES = {"SLURM": "slurm", "Kaggle": "hosted", "Colab": "hosted", "Windows": "windows", "WSL": "wsl", "in_pod": "pod"}
-# The call that shows how much is allocated, by backend.
-_COUNTERS = {
-    "cuda": "torch.cuda.memory_allocated()", "mps": "torch.mps.driver_allocated_memory()",
-    "xpu": "torch.xpu.memory_allocated()", "npu": "torch.npu.memory_allocated()", "hpu": "torch.hpu.memory_allocated()",
-    "cpu": "psutil.Process().memory_info().rss", "jax": "device.memory_stats()",
-    "tensorflow": "tf.config.experimental.get_memory_info('GPU:0')",
-}  # fmt: skip
-
-
-def device_tool(backend: str | None, accelerator: str | None = None) -> str:
-    """The program that lists who uses devices of a backend, or of the accelerator where the backend names none."""
-    return _TOOLS.get(backend or "") or _TOOLS.get(accelerator or "", "nvidia-smi")
-
-
-def device_name(backend: str | None) -> str:
-    """The name of a backend's devices in PyTorch code, such as ``"mps"``; ``"cuda"`` for AMD's as well."""
-    return backend if backend in ("mps", "xpu", "npu", "hpu", "musa", "mlu") else "cuda"
-
-
-def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
-    """The one check that would settle a cause here."""
-    backend = None if failure is None else failure.backend
-    if cause is Cause.OTHER_PROCESS and "models_beside" in clues.run.told:
-        return Evidence("check_models_beside")
-    if cause is Cause.OTHER_PROCESS:
-        return Evidence("check_other_process", {"tool": device_tool(backend, clues.accelerator)})
-    if cause is Cause.FRAGMENTATION:
-        return Evidence(f"check_{cause.value}", {"device": device_name(backend)})
-    if cause is Cause.LEAK_OR_RETAINED_REFERENCE:
-        runtime = "" if clues.program is None else clues.program.program.key
-        if runtime not in ("", "diffusers", *_COUNTERS):  # nobody prints there
-            return Evidence("check_growth_by_tool", {"tool": device_tool(backend, clues.accelerator)})
-        backend = runtime if runtime in _COUNTERS and backend != "cpu" else backend
-        told = clues.run.told
-        if backend is None and ("host_fills" in told or (_OF_RAM & told and "speaks_of_gpu" not in told)):
-            backend = "cpu"
-        return Evidence(f"check_{cause.value}", {"call": _COUNTERS.get(backend or "cuda", _COUNTERS["cuda"])})
-    if cause is Cause.HOST_RAM:
-        places = (_PLACES[one] for one in (*clues.systems, *clues.run.told) if one in _PLACES)
-        return Evidence("_".join(("check_host_ram", *sorted(places)[-1:])))
-    if cause is Cause.MEMORY_FRACTION_LIMIT and backend == "mps":
-        return Evidence(f"check_{cause.value}_mps")
-    if failure is not None and failure.format == "vllm_context":
-        return Evidence(f"check_{cause.value}_context")
-    return _check_of_work(cause, clues)
-
-
-def _check_of_work(cause: Cause, clues: Clues) -> Evidence:
-    """The check for a cause that depends on what runs: a server, an inference, a training, its inputs."""
-    stage = None if clues.program is None else clues.program.stage
-    sees_pictures = "sees_pictures" in clues.run.told  # then the trial's size is that of a picture
-    if cause is Cause.ACTIVATIONS and stage is not None and stage.key == "profiling" and not sees_pictures:
-        return Evidence(f"check_{cause.value}_trial")
-    serves = clues.program is not None and clues.program.program.key in SERVERS
-    if clues.program is not None and (serves or cause is not Cause.MEMORY_FRACTION_LIMIT) and cause in _AS_INFERENCE:
-        return Evidence(f"check_{cause.value}_inference")
-    trains = clues.is_training or clues.tells_of_training
-    is_shown = "shows_code" in clues.shown or not (clues.has_prose or clues.frames)
-    if cause is Cause.WEIGHTS_TOO_BIG and not (trains or is_shown):
-        return Evidence(f"check_{cause.value}_inference")
-    if "splats" in clues.run.told and trains and cause in (Cause.ACTIVATIONS, Cause.WEIGHTS_TOO_BIG):
-        return Evidence("check_gaussians")
-    of_batch = {"batch_of_one", "has_batch_of_one"} if clues.story.proposals else _BATCH_IS_NOT_IT
-    if cause is Cause.ACTIVATIONS and of_batch & clues.run.told:
-        return Evidence(f"check_{cause.value}_size")
-    if cause is Cause.ACTIVATIONS and not trains:
-        return Evidence(f"check_{cause.value}_inference")
-    return Evidence(f"check_{cause.value}")

@@ -9,10 +9,9 @@ from pathlib import Path
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
 from oom_magic.explain.evidence.clues.magnitudes import picture_positions
 from oom_magic.explain.evidence.clues.traceback import Clues
+from oom_magic.explain.evidence.log_rules import FULL_SHARE, SMALL_FIRST_REQUEST, log_rules
 from oom_magic.explain.evidence.number_rules import NAMELESS_REQUESTS, OWN_SHARE, TENSOR_CAUSES
-from oom_magic.explain.evidence.stated_shapes import stated_shape
 from oom_magic.explain.messages.failure import Failure, rounding_bytes
-from oom_magic.explain.messages.pytorch import parse_size
 from oom_magic.units import GIB, MIB
 
 _BY_PHASE = {
@@ -42,7 +41,6 @@ _OF_DATA = ("rapids", "thrust", "cupy", "numba")
 _CHECKPOINT_LOAD = re.compile(
     r"_cuda_deserialize|restore_location|persistent_load|\b(?:torch|th)\.load\(|load_from_checkpoint|load_checkpoint\("
 )
-_FULL_SHARE = 0.88
 _SERVING = ("vllm", "sglang", "server")
 _LARGE_OF_A_SERVER = 0.2
 _OF_LATENTS = {"of_latents", "diffuses", "makes_pictures"}
@@ -51,25 +49,12 @@ _HEADS_TIMES_BYTES = frozenset(heads * count for heads in (1, 5, 8, 10, 16, 20, 
 _LAST_STRAW_SHARE = 0.01  # of the device: a request so small says little of what had filled it
 # A request this small on a full device says nothing about what filled it.
 _SMALL_REQUEST = 200 * MIB
-_SMALL_FIRST_REQUEST = 256 * MIB
 # Texts, recordings, the objects in a picture and graphs differ from batch to batch.
 _OF_MANY_SIZES = {"varies_in_length", "attends", "hears", "detects", "of_graphs"}
-# TensorFlow asks for its share of the device at its start, then for nine tenths of it, until some is granted.
-SHRINKING = re.compile(r"(?:failed to allocate [\d.]{1,8}[GMT][^\n]{0,120}from device[^\n]{0,160}\n[^\n]{0,160}){2}")
 _TRANSCRIBER_LOADS = re.compile(r"transcribe\.py\"?, line \d+, in (?:__)?init|load_model")
 # Today's models were not made for such cards.
 _SMALL_CARD = 4 * GIB
 _OWN_SHARE_OF_SMALL = 0.5  # the CUDA context takes a good part of the rest
-_FREE_AT_START = re.compile(
-    r"[Tt]otal ?[Mm]emory:? ?(\d+(?:\.\d+)?) ?GiB[\s,]{0,4}[Ff]ree ?[Mm]emory:? ?(\d+(?:\.\d+)?) ?([GM])iB"
-)
-_OLLAMA_PARTS = re.compile(
-    r"memory\.required\.kv=\"?(\d+(?:\.\d+)?) GiB\"?.{0,80}memory\.weights\.total=\"?(\d+(?:\.\d+)?) GiB"
-)
-_BUFFER_STATISTICS = re.compile(
-    r"(parameter|maybe_live_out|preallocated temp) allocation:\s{1,20}(\d[\d.]{0,12})\s?([KMGT]iB|B)"
-)
-_NO_PARAMETERS = re.compile(r"parameter allocation:\s{1,20}0\s?B\b")
 # Where a process first touches a device: the driver's context, PyTorch's and Torch's initialization.
 _NO_CONTEXT = re.compile(
     r"cuCtxCreate|cuDevicePrimaryCtxRetain|THCGeneral\.c|in _lazy_init\b|_cuda_init\(|cudaSetDevice\("
@@ -77,28 +62,13 @@ _NO_CONTEXT = re.compile(
 _MOVED = re.compile(r"in _apply\b")
 # DeepSpeed makes the states of Adam when it is set up, in 32 bits.
 _OPTIMIZER_SET_UP = re.compile(r"initialize_optimizer_states|_configure_zero_optimizer|_create_fp32_partitions")
-_SHARE_OF_PADDLE = re.compile(r"FLAGS_fraction_of_gpu_memory_to_use is (0?\.\d{1,3}|1\.0) now")
-_LARGEST_SHARE = 0.9
-_POOL_IN_USE = re.compile(r"Limit: {1,40}([1-9]\d{8,14})\s{1,4}InUse: {1,40}(\d{9,15})\b")  # bfc_allocator.cc
-_FULL_POOL = re.compile(r"Maximum pool size exceeded|allocated so far: [\d,]{1,20} bytes, limit set to", re.I)
-_WEIGHTS_LOADED = re.compile(r"[Mm]odel (?:weights|loading) (?:took|takes?) (\d{1,4}(?:\.\d{1,4})?) ?Gi?B")
-_MOST_OF_A_DEVICE = 0.85
-# What servers log once the weights are loaded and the rest of their share is known.
-_CACHE_MADE = re.compile(
-    r"Available KV cache memory: \d|GPU KV cache size: \d|# GPU blocks: [1-9]|KV Cache is allocated"
-    r"|max_total_num_tokens=\d"
-)
 # Programs that keep a part of the weights in page-locked RAM, and say so.
 _OFFLOADS = re.compile(r"loaded partially|MB offloaded|Attempting to release mmap|pin_shared_memory.{1,4}True")
 _OPENED = re.compile(r"^(?:/dev/nvidia\d{1,2}:)?[ \t]{1,40}\S{1,40}[ \t]{1,20}\d{1,9} F\.{2,4}m?\s", re.M)  # fuser -v
-_SLOTS = re.compile(r"n_ctx_per_seq \((\d{2,9})\)[\s\S]{0,2000}?kv_size = (\d{2,12})")
 # Where data are made ready, before a step runs.
 _DATA_FILE = re.compile(
     r"(?:data_?(?:set|loader|module)?s?|cameras?|camera_utils|scene|load_\w+|\w+_(?:dataset|loader))(?:\.py|[/\\]__init__\.py)$"
 )
-# What XLA counts for a whole program before it runs, beside the memory of a core.
-_PROGRAM_SIZE = re.compile(r"Used (\d[\d.]{0,8})([GM]) of (\d[\d.]{0,8})([GM]) hbm")
-_BUFFER_SHAPE = re.compile(r"Shape: [a-z]{1,4}\d{1,2}\[[\d,]+\]")
 
 
 def text_rules(failure: Failure | None, clues: Clues, text: str) -> Iterator[Support]:
@@ -114,7 +84,7 @@ def text_rules(failure: Failure | None, clues: Clues, text: str) -> Iterator[Sup
     yield from _one_input(failure, clues)
     yield from _offloaded(failure, clues, text)
     yield from _data_on_device(failure, clues)
-    yield from _frameworks(failure, text)
+    yield from log_rules(failure, text)
     yield from _run(failure, clues)
     yield from _checkpoint(clues)
     yield from _host(failure, clues)
@@ -130,7 +100,7 @@ def _where(clues: Clues) -> dict[str, int | str]:
 
 def named_tensor(failure: Failure | None, clues: Clues, text: str) -> Iterator[Support]:
     """The innermost lines of the traceback name the tensor, or the size asked for is that of a picture's scores."""
-    is_large = failure is not None and (failure.requested_bytes or 0) >= _SMALL_FIRST_REQUEST
+    is_large = failure is not None and (failure.requested_bytes or 0) >= SMALL_FIRST_REQUEST
     makes = _OF_LATENTS & clues.run.told or not (clues.is_training or clues.tells_of_training)  # not: reads pictures
     if failure is not None and is_large and clues.tensor is None and makes:
         # Of several sizes that fit the smallest failed, too.
@@ -255,119 +225,6 @@ def _data_on_device(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if is_set_up and _DATA_FILE.search(frame.path):
         yield Support(Cause.ACTIVATIONS, 0.5, Evidence("data_on_device", _where(clues)))
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)
-
-
-def _frameworks(failure: Failure | None, text: str) -> Iterator[Support]:
-    """Causes by the logs of runtimes with their own allocator."""
-    requested = None if failure is None else failure.requested_bytes
-    yield from _in_logs(text)
-    yield from _weights_in_log(failure, text)
-    if failure is None:
-        if _BUFFER_SHAPE.search(text):
-            yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
-        return
-    if failure.shape is not None and failure.backend == "tensorflow":
-        yield from stated_shape(failure.shape, text)
-    if SHRINKING.search(text):
-        yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("start_refused"))
-        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.3, Evidence("start_refused"))
-    if failure.format == "tensorflow" and failure.shape is None and 0 < (requested or 0) < _SMALL_FIRST_REQUEST:
-        yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("small_request_refused", {"requested_bytes": requested or 0}))
-    if failure.backend == "jax":
-        yield from _buffer_statistics(text)
-        yield from _program_size(text)
-        if _creates_values(text):
-            return
-        if _BUFFER_SHAPE.search(text) and (requested or 0) >= _SMALL_FIRST_REQUEST:
-            yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
-        elif requested and requested < _SMALL_FIRST_REQUEST:
-            yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("small_request_refused", {"requested_bytes": requested}))
-
-
-def _in_logs(text: str) -> Iterator[Support]:
-    """What servers and pools write of their memory, whatever the message."""
-    start = _FREE_AT_START.search(text)
-    if start is not None:
-        total = float(start.group(1)) * GIB
-        free = float(start.group(2)) * (GIB if start.group(3) == "G" else MIB)
-        if free < total / 2:
-            sizes = {"free_bytes": round(free), "total_bytes": round(total)}
-            yield Support(Cause.OTHER_PROCESS, 0.85, Evidence("little_free_at_start", sizes))
-    parts = _OLLAMA_PARTS.search(text)
-    if parts is not None and float(parts.group(1)) > float(parts.group(2)) / 2:
-        values = {
-            "cache_bytes": round(float(parts.group(1)) * GIB),
-            "weights_bytes": round(float(parts.group(2)) * GIB),
-        }
-        yield Support(Cause.ACTIVATIONS, 0.7, Evidence("cache_exceeds_weights", values))
-    pool = _POOL_IN_USE.search(text)
-    if pool is not None and int(pool[2]) >= _FULL_SHARE * int(pool[1]):
-        values = {"held_bytes": int(pool[2]), "limit_bytes": int(pool[1])}
-        yield Support(Cause.ACTIVATIONS, 0.2, Evidence("pool_in_use", values))
-        yield Support(Cause.OTHER_PROCESS, -0.8)
-    if _CACHE_MADE.search(text):
-        yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they were there before it
-    share = _SHARE_OF_PADDLE.search(text)
-    if share is not None and float(share[1]) < _LARGEST_SHARE:
-        percent = {"percent": round(100 * float(share[1]))}
-        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.6, Evidence("paddle_share", percent))
-    if _FULL_POOL.search(text):
-        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.6, Evidence("pool_is_full"))
-    slots = _SLOTS.search(text)
-    if slots is not None and int(slots.group(2)) >= 2 * int(slots.group(1)):
-        count = int(slots.group(2)) // int(slots.group(1))
-        yield Support(Cause.ACTIVATIONS, 0.6, Evidence("parallel_slots", {"count": count, "length": slots.group(1)}))
-
-
-def _weights_in_log(failure: Failure | None, text: str) -> Iterator[Support]:
-    """The weights' size as a server logs it, beside the device's."""
-    loaded, total = _WEIGHTS_LOADED.search(text), None if failure is None else failure.total_bytes
-    if loaded is None or not total:
-        return
-    weights = round(float(loaded.group(1)) * GIB)
-    if weights >= total * _MOST_OF_A_DEVICE:
-        values = {"weights_bytes": weights, "total_bytes": total}
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.75, Evidence("weights_logged", values))
-        yield Support(Cause.ACTIVATIONS, -0.4)
-
-
-def _buffer_statistics(text: str) -> Iterator[Support]:
-    """XLA's own account of a program: its parameters beside its results and temporaries."""
-    computed, parameters = _of_program(text)
-    if not computed + parameters:
-        return
-    if _creates_values(text):
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.75, Evidence("program_without_inputs", {"computed_bytes": computed}))
-        yield Support(Cause.ACTIVATIONS, -0.8)
-        return
-    if computed + parameters < _SMALL_FIRST_REQUEST:
-        yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("program_is_small", {"computed_bytes": computed + parameters}))
-        return
-    values = {"computed_bytes": computed, "parameter_bytes": parameters}
-    cause = Cause.ACTIVATIONS if computed > parameters else Cause.WEIGHTS_TOO_BIG
-    yield Support(cause, 0.6, Evidence("buffer_statistics", values))
-
-
-def _of_program(text: str) -> tuple[int, int]:
-    """XLA's bytes of a program's results and temporaries, and of its parameters."""
-    sizes = {
-        name: parse_size(f"{number}{unit}".lower()) or 0 for name, number, unit in _BUFFER_STATISTICS.findall(text)
-    }
-    return sizes.get("maybe_live_out", 0) + sizes.get("preallocated temp", 0), sizes.get("parameter", 0)
-
-
-def _creates_values(text: str) -> bool:
-    """Whether XLA's program has no parameters: nothing comes in, so it makes values, and large ones."""
-    computed, _ = _of_program(text)
-    return computed >= _SMALL_FIRST_REQUEST and _NO_PARAMETERS.search(text) is not None
-
-
-def _program_size(text: str) -> Iterator[Support]:
-    """XLA's count of a program that it could not place: parameters are arguments, the rest is computed."""
-    match = _PROGRAM_SIZE.search(text)
-    if match is not None:
-        needed, total = (round(float(match[at]) * (GIB if match[at + 1] == "G" else MIB)) for at in (1, 3))
-        yield Support(Cause.ACTIVATIONS, 0.35, Evidence("program_size", {"needed_bytes": needed, "total_bytes": total}))
 
 
 def computes_plainly(failure: Failure | None, clues: Clues) -> bool:
@@ -538,7 +395,7 @@ def _filled(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         evidence = Evidence("own_tensors_fill", values) if is_full else Evidence("training_told")
         yield Support(Cause.ACTIVATIONS, 0.32, evidence)
     elif is_full and _loads_for_inference(clues):
-        is_packed = held is not None and total and held >= total * _FULL_SHARE
+        is_packed = held is not None and total and held >= total * FULL_SHARE
         if is_packed and (failure.requested_bytes or GIB) <= _SMALL_REQUEST:
             yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("small_request_on_full", values))
     elif in_step and program is None and not clues.is_training:

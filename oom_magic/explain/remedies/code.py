@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from oom_magic.explain.evidence.judging import device_name
+from oom_magic.explain.evidence.checks import device_name
 from oom_magic.explain.remedies.own_code.checkpointing import checkpointing
 from oom_magic.predict.setups.model_source import targets_as_code
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from oom_magic.explain.evidence.causes import INPUT_CAUSES, Cause, Confidence
-from oom_magic.explain.evidence.judging import SERVERS
+from oom_magic.explain.evidence.checks import SERVERS
 from oom_magic.explain.remedies.from_text.kind_of_run import CUDA_IN_CODE, facts_of, names_tokens, trains
 from oom_magic.explain.remedies.from_text.needs import founded
 

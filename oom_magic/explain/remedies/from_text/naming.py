@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause, Confidence, Evidence
+from oom_magic.explain.evidence.checks import SERVERS, device_tool
 from oom_magic.explain.evidence.clues.pasted_code import without_graph
 from oom_magic.explain.evidence.clues.whose_code import SHOWN
-from oom_magic.explain.evidence.judging import IN_ANY_MESSAGE, SERVERS, device_tool
+from oom_magic.explain.evidence.judging import IN_ANY_MESSAGE
 from oom_magic.explain.evidence.tensors import NO_LANGUAGE_MODEL
 from oom_magic.explain.remedies.code import code_for, for_backend
 from oom_magic.explain.remedies.from_text.applicable import applicable, told_shortly

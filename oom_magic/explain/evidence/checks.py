@@ -1,0 +1,89 @@
+"""The one check that would settle a cause, by what runs and on which device; and the tools that devices have."""
+
+from __future__ import annotations
+
+from oom_magic.explain.evidence.causes import Cause, Evidence
+from oom_magic.explain.evidence.clues.traceback import Clues
+from oom_magic.explain.messages.failure import Failure
+
+SERVERS = ("vllm", "sglang", "server")  # they take a share of the device and fill it
+_BATCH_IS_NOT_IT = {"batch_of_one", "has_batch_of_one", "tried_batch"}
+_OF_RAM = {"speaks_of_ram", "host_fills", "workers"}
+# Causes that are checked in another way where a program infers.
+_AS_INFERENCE = (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS, Cause.MEMORY_FRACTION_LIMIT)
+# The tool that lists who uses a device, by backend.
+_TOOLS = {
+    "cuda": "nvidia-smi", "hip": "rocm-smi", "xpu": "xpu-smi", "npu": "npu-smi info", "mps": "Activity Monitor",
+    "musa": "mthreads-gmi", "mlu": "cnmon", "cpu": "htop", "hpu": "hl-smi", "tpu": "tpu-info",
+    "directml": "Task Manager",
+}  # fmt: skip
+# Where a process may run that has its own way to show its RAM.
+_PLACES = {"SLURM": "slurm", "Kaggle": "hosted", "Colab": "hosted", "Windows": "windows", "WSL": "wsl", "in_pod": "pod"}
+# The call that shows how much is allocated, by backend.
+_COUNTERS = {
+    "cuda": "torch.cuda.memory_allocated()", "mps": "torch.mps.driver_allocated_memory()",
+    "xpu": "torch.xpu.memory_allocated()", "npu": "torch.npu.memory_allocated()", "hpu": "torch.hpu.memory_allocated()",
+    "cpu": "psutil.Process().memory_info().rss", "jax": "device.memory_stats()",
+    "tensorflow": "tf.config.experimental.get_memory_info('GPU:0')",
+}  # fmt: skip
+
+
+def device_tool(backend: str | None, accelerator: str | None = None) -> str:
+    """The program that lists who uses devices of a backend, or of the accelerator where the backend names none."""
+    return _TOOLS.get(backend or "") or _TOOLS.get(accelerator or "", "nvidia-smi")
+
+
+def device_name(backend: str | None) -> str:
+    """The name of a backend's devices in PyTorch code, such as ``"mps"``; ``"cuda"`` for AMD's as well."""
+    return backend if backend in ("mps", "xpu", "npu", "hpu", "musa", "mlu") else "cuda"
+
+
+def check_for(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
+    """The one check that would settle a cause here."""
+    backend = None if failure is None else failure.backend
+    if cause is Cause.OTHER_PROCESS and "models_beside" in clues.run.told:
+        return Evidence("check_models_beside")
+    if cause is Cause.OTHER_PROCESS:
+        return Evidence("check_other_process", {"tool": device_tool(backend, clues.accelerator)})
+    if cause is Cause.FRAGMENTATION:
+        return Evidence(f"check_{cause.value}", {"device": device_name(backend)})
+    if cause is Cause.LEAK_OR_RETAINED_REFERENCE:
+        runtime = "" if clues.program is None else clues.program.program.key
+        if runtime not in ("", "diffusers", *_COUNTERS):  # nobody prints there
+            return Evidence("check_growth_by_tool", {"tool": device_tool(backend, clues.accelerator)})
+        backend = runtime if runtime in _COUNTERS and backend != "cpu" else backend
+        told = clues.run.told
+        if backend is None and ("host_fills" in told or (_OF_RAM & told and "speaks_of_gpu" not in told)):
+            backend = "cpu"
+        return Evidence(f"check_{cause.value}", {"call": _COUNTERS.get(backend or "cuda", _COUNTERS["cuda"])})
+    if cause is Cause.HOST_RAM:
+        places = (_PLACES[one] for one in (*clues.systems, *clues.run.told) if one in _PLACES)
+        return Evidence("_".join(("check_host_ram", *sorted(places)[-1:])))
+    if cause is Cause.MEMORY_FRACTION_LIMIT and backend == "mps":
+        return Evidence(f"check_{cause.value}_mps")
+    if failure is not None and failure.format == "vllm_context":
+        return Evidence(f"check_{cause.value}_context")
+    return _check_of_work(cause, clues)
+
+
+def _check_of_work(cause: Cause, clues: Clues) -> Evidence:
+    """The check for a cause that depends on what runs: a server, an inference, a training, its inputs."""
+    stage = None if clues.program is None else clues.program.stage
+    sees_pictures = "sees_pictures" in clues.run.told  # then the trial's size is that of a picture
+    if cause is Cause.ACTIVATIONS and stage is not None and stage.key == "profiling" and not sees_pictures:
+        return Evidence(f"check_{cause.value}_trial")
+    serves = clues.program is not None and clues.program.program.key in SERVERS
+    if clues.program is not None and (serves or cause is not Cause.MEMORY_FRACTION_LIMIT) and cause in _AS_INFERENCE:
+        return Evidence(f"check_{cause.value}_inference")
+    trains = clues.is_training or clues.tells_of_training
+    is_shown = "shows_code" in clues.shown or not (clues.has_prose or clues.frames)
+    if cause is Cause.WEIGHTS_TOO_BIG and not (trains or is_shown):
+        return Evidence(f"check_{cause.value}_inference")
+    if "splats" in clues.run.told and trains and cause in (Cause.ACTIVATIONS, Cause.WEIGHTS_TOO_BIG):
+        return Evidence("check_gaussians")
+    of_batch = {"batch_of_one", "has_batch_of_one"} if clues.story.proposals else _BATCH_IS_NOT_IT
+    if cause is Cause.ACTIVATIONS and of_batch & clues.run.told:
+        return Evidence(f"check_{cause.value}_size")
+    if cause is Cause.ACTIVATIONS and not trains:
+        return Evidence(f"check_{cause.value}_inference")
+    return Evidence(f"check_{cause.value}")

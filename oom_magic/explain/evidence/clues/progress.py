@@ -1,0 +1,75 @@
+"""How far a run came before it failed, and what its author says about it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from oom_magic.explain.evidence.clues.author_words import said_in
+from oom_magic.explain.evidence.clues.tried import tried_in
+
+_BAR = re.compile(r"(\d{1,3})%\|[^|\n]{0,200}\|\s{0,3}(\d{1,9})/(\d{1,9})")
+_DONE = re.compile(
+    r"(?:after|at|until|经过|训练到|跑到|第)\s?(?:about|around|approximately|executing|only)?\s?~?(?:\d{1,6}\s?[-~–]\s?)?(\d[\d,]{0,8}\s?[kKwW万]?)\s?"
+    r"(?:th |st |nd |rd )?(?:training |successful )?(?:steps?|iterations?|iters?|batches|步|次迭代|个?batch|iteration)",
+    re.I,
+)
+_EPOCHS = re.compile(
+    r"(?:after|at|until|to|in|during)\s(?:the\s)?(?:end of\s)?(?:about\s|~)?"
+    r"(?:epoch\s(\d{1,4})|(?:\d{1,4}\s?(?:[-~–]|or|to)\s?)?(\d{1,4})(?:st|nd|rd"
+    r"|th)?\sepochs?)"
+    r"|第\s?(?:\d{1,4}\s?[-~–到至]\s?)?(\d{1,4})\s?个?(?:epoch|轮)|\[?Epoch[: ]\s{0,3}(\d{1,4})[/\]: ]",
+    re.I,
+)
+_LATE_STEPS = 50
+_ROUND_STEPS = 500
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """How far a run came (``num_steps`` done, ``num_epochs``) and what the author says about it.
+
+    ``told`` are the keys of the author's statements; fields are None or empty where the text says nothing.
+    """
+
+    num_steps: int | None = None
+    num_epochs: int | None = None
+    told: frozenset[str] = frozenset()
+
+    @property
+    def is_start(self) -> bool:
+        """Whether it failed within the first steps."""
+        return self.num_steps is not None and self.num_steps <= 1 and not self.num_epochs
+
+    @property
+    def is_late(self) -> bool:
+        """Whether many steps succeeded, so that the memory of one step fits."""
+        return (self.num_steps or 0) >= _LATE_STEPS or (self.num_epochs or 0) >= 1
+
+    @property
+    def is_round(self) -> bool:
+        """Whether it failed after a round number of steps, at which programs evaluate or save."""
+        return bool(self.num_steps) and (self.num_steps or 0) % _ROUND_STEPS == 0
+
+
+def run_facts(text: str) -> RunFacts:
+    """The facts in a cleaned text."""
+    bars = list(_BAR.finditer(text))
+    steps = int(bars[-1].group(2)) if bars else None
+    done = [_count(match.group(1)) for match in _DONE.finditer(text)]
+    if done and not bars:
+        steps = max(done)
+    epochs = [int(next(one for one in match.groups() if one)) for match in _EPOCHS.finditer(text)]
+    label = text[max(0, bars[-1].start() - 60) : bars[-1].start()] if bars else ""
+    if "Loading" in label or "shard" in label[-40:]:
+        steps = None
+    return RunFacts(steps, max(epochs) if epochs else None, said_in(text) | tried_in(text))
+
+
+def _count(text: str) -> int:
+    """A written count: 12,300, 15K, 3w (ten thousands)."""
+    digits = text.replace(",", "").strip()
+    unit = digits[-1].lower()
+    factor = {"k": 1000, "w": 10_000, "万": 10_000}.get(unit, 1)
+    number = digits[:-1] if factor > 1 else digits
+    return int(number.strip() or 0) * factor

@@ -1,0 +1,156 @@
+"""Causes by what runtimes with an allocator of their own log: servers, pools, XLA."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from oom_magic.explain.evidence.causes import Cause, Evidence, Support
+from oom_magic.explain.evidence.stated_shapes import stated_shape
+from oom_magic.explain.messages.failure import Failure
+from oom_magic.explain.messages.pytorch import parse_size
+from oom_magic.units import GIB, MIB
+
+FULL_SHARE = 0.88  # of a device or a pool: nothing of use is left
+SMALL_FIRST_REQUEST = 256 * MIB
+
+_FREE_AT_START = re.compile(
+    r"[Tt]otal ?[Mm]emory:? ?(\d+(?:\.\d+)?) ?GiB[\s,]{0,4}[Ff]ree ?[Mm]emory:? ?(\d+(?:\.\d+)?) ?([GM])iB"
+)
+_OLLAMA_PARTS = re.compile(
+    r"memory\.required\.kv=\"?(\d+(?:\.\d+)?) GiB\"?.{0,80}memory\.weights\.total=\"?(\d+(?:\.\d+)?) GiB"
+)
+_BUFFER_STATISTICS = re.compile(
+    r"(parameter|maybe_live_out|preallocated temp) allocation:\s{1,20}(\d[\d.]{0,12})\s?([KMGT]iB|B)"
+)
+_NO_PARAMETERS = re.compile(r"parameter allocation:\s{1,20}0\s?B\b")
+# TensorFlow asks for its share of the device at its start, then for nine tenths of it, until some is granted.
+SHRINKING = re.compile(r"(?:failed to allocate [\d.]{1,8}[GMT][^\n]{0,120}from device[^\n]{0,160}\n[^\n]{0,160}){2}")
+_SHARE_OF_PADDLE = re.compile(r"FLAGS_fraction_of_gpu_memory_to_use is (0?\.\d{1,3}|1\.0) now")
+_LARGEST_SHARE = 0.9
+_POOL_IN_USE = re.compile(r"Limit: {1,40}([1-9]\d{8,14})\s{1,4}InUse: {1,40}(\d{9,15})\b")  # bfc_allocator.cc
+_FULL_POOL = re.compile(r"Maximum pool size exceeded|allocated so far: [\d,]{1,20} bytes, limit set to", re.I)
+_WEIGHTS_LOADED = re.compile(r"[Mm]odel (?:weights|loading) (?:took|takes?) (\d{1,4}(?:\.\d{1,4})?) ?Gi?B")
+_MOST_OF_A_DEVICE = 0.85
+# What servers log once the weights are loaded and the rest of their share is known.
+_CACHE_MADE = re.compile(
+    r"Available KV cache memory: \d|GPU KV cache size: \d|# GPU blocks: [1-9]|KV Cache is allocated"
+    r"|max_total_num_tokens=\d"
+)
+_SLOTS = re.compile(r"n_ctx_per_seq \((\d{2,9})\)[\s\S]{0,2000}?kv_size = (\d{2,12})")
+# What XLA counts for a whole program before it runs, beside the memory of a core.
+_PROGRAM_SIZE = re.compile(r"Used (\d[\d.]{0,8})([GM]) of (\d[\d.]{0,8})([GM]) hbm")
+_BUFFER_SHAPE = re.compile(r"Shape: [a-z]{1,4}\d{1,2}\[[\d,]+\]")
+
+
+def log_rules(failure: Failure | None, text: str) -> Iterator[Support]:
+    """Causes by the logs of runtimes with their own allocator."""
+    requested = None if failure is None else failure.requested_bytes
+    yield from _in_logs(text)
+    yield from _weights_in_log(failure, text)
+    if failure is None:
+        if _BUFFER_SHAPE.search(text):
+            yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
+        return
+    if failure.shape is not None and failure.backend == "tensorflow":
+        yield from stated_shape(failure.shape, text)
+    if SHRINKING.search(text):
+        yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("start_refused"))
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.3, Evidence("start_refused"))
+    if failure.format == "tensorflow" and failure.shape is None and 0 < (requested or 0) < SMALL_FIRST_REQUEST:
+        yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("small_request_refused", {"requested_bytes": requested or 0}))
+    if failure.backend == "jax":
+        yield from _buffer_statistics(text)
+        yield from _program_size(text)
+        if _creates_values(text):
+            return
+        if _BUFFER_SHAPE.search(text) and (requested or 0) >= SMALL_FIRST_REQUEST:
+            yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
+        elif requested and requested < SMALL_FIRST_REQUEST:
+            yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("small_request_refused", {"requested_bytes": requested}))
+
+
+def _in_logs(text: str) -> Iterator[Support]:
+    """What servers and pools write of their memory, whatever the message."""
+    start = _FREE_AT_START.search(text)
+    if start is not None:
+        total = float(start.group(1)) * GIB
+        free = float(start.group(2)) * (GIB if start.group(3) == "G" else MIB)
+        if free < total / 2:
+            sizes = {"free_bytes": round(free), "total_bytes": round(total)}
+            yield Support(Cause.OTHER_PROCESS, 0.85, Evidence("little_free_at_start", sizes))
+    parts = _OLLAMA_PARTS.search(text)
+    if parts is not None and float(parts.group(1)) > float(parts.group(2)) / 2:
+        values = {
+            "cache_bytes": round(float(parts.group(1)) * GIB),
+            "weights_bytes": round(float(parts.group(2)) * GIB),
+        }
+        yield Support(Cause.ACTIVATIONS, 0.7, Evidence("cache_exceeds_weights", values))
+    pool = _POOL_IN_USE.search(text)
+    if pool is not None and int(pool[2]) >= FULL_SHARE * int(pool[1]):
+        values = {"held_bytes": int(pool[2]), "limit_bytes": int(pool[1])}
+        yield Support(Cause.ACTIVATIONS, 0.2, Evidence("pool_in_use", values))
+        yield Support(Cause.OTHER_PROCESS, -0.8)
+    if _CACHE_MADE.search(text):
+        yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they were there before it
+    share = _SHARE_OF_PADDLE.search(text)
+    if share is not None and float(share[1]) < _LARGEST_SHARE:
+        percent = {"percent": round(100 * float(share[1]))}
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.6, Evidence("paddle_share", percent))
+    if _FULL_POOL.search(text):
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.6, Evidence("pool_is_full"))
+    slots = _SLOTS.search(text)
+    if slots is not None and int(slots.group(2)) >= 2 * int(slots.group(1)):
+        count = int(slots.group(2)) // int(slots.group(1))
+        yield Support(Cause.ACTIVATIONS, 0.6, Evidence("parallel_slots", {"count": count, "length": slots.group(1)}))
+
+
+def _weights_in_log(failure: Failure | None, text: str) -> Iterator[Support]:
+    """The weights' size as a server logs it, beside the device's."""
+    loaded, total = _WEIGHTS_LOADED.search(text), None if failure is None else failure.total_bytes
+    if loaded is None or not total:
+        return
+    weights = round(float(loaded.group(1)) * GIB)
+    if weights >= total * _MOST_OF_A_DEVICE:
+        values = {"weights_bytes": weights, "total_bytes": total}
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.75, Evidence("weights_logged", values))
+        yield Support(Cause.ACTIVATIONS, -0.4)
+
+
+def _buffer_statistics(text: str) -> Iterator[Support]:
+    """XLA's own account of a program: its parameters beside its results and temporaries."""
+    computed, parameters = _of_program(text)
+    if not computed + parameters:
+        return
+    if _creates_values(text):
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.75, Evidence("program_without_inputs", {"computed_bytes": computed}))
+        yield Support(Cause.ACTIVATIONS, -0.8)
+        return
+    if computed + parameters < SMALL_FIRST_REQUEST:
+        yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("program_is_small", {"computed_bytes": computed + parameters}))
+        return
+    values = {"computed_bytes": computed, "parameter_bytes": parameters}
+    cause = Cause.ACTIVATIONS if computed > parameters else Cause.WEIGHTS_TOO_BIG
+    yield Support(cause, 0.6, Evidence("buffer_statistics", values))
+
+
+def _of_program(text: str) -> tuple[int, int]:
+    """XLA's bytes of a program's results and temporaries, and of its parameters."""
+    sizes = {
+        name: parse_size(f"{number}{unit}".lower()) or 0 for name, number, unit in _BUFFER_STATISTICS.findall(text)
+    }
+    return sizes.get("maybe_live_out", 0) + sizes.get("preallocated temp", 0), sizes.get("parameter", 0)
+
+
+def _creates_values(text: str) -> bool:
+    """Whether XLA's program has no parameters: nothing comes in, so it makes values, and large ones."""
+    computed, _ = _of_program(text)
+    return computed >= SMALL_FIRST_REQUEST and _NO_PARAMETERS.search(text) is not None
+
+
+def _program_size(text: str) -> Iterator[Support]:
+    """XLA's count of a program that it could not place: parameters are arguments, the rest is computed."""
+    match = _PROGRAM_SIZE.search(text)
+    if match is not None:
+        needed, total = (round(float(match[at]) * (GIB if match[at + 1] == "G" else MIB)) for at in (1, 3))
+        yield Support(Cause.ACTIVATIONS, 0.35, Evidence("program_size", {"needed_bytes": needed, "total_bytes": total}))
