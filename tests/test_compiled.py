@@ -386,6 +386,14 @@ def test_without_compiling_the_figures_are_marked_as_upper_bounds() -> None:
     assert type(report).from_dict(report.to_dict()).is_upper_bound
 
 
+def test_upper_bounds_are_marked_beside_other_runs_and_in_pictures() -> None:
+    bound = om.dry_run(_training_step, follow_compile=False)
+    runs = str(om.compare({"eager": om.dry_run(lambda: nn.Linear(8, 8).cuda()), "compiled": bound}))
+    assert "upper bounds: compiled." in " ".join(runs.split())
+    pytest.importorskip("matplotlib")
+    assert "at most" in repr(om.plot(bound))
+
+
 def test_eager_code_is_no_bound_of_cuda_graphs() -> None:
     def step() -> None:
         torch.compile(nn.Linear(8, 8).cuda(), mode="reduce-overhead")(torch.randn(8, 8, device="cuda"))

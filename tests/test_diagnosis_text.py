@@ -75,6 +75,15 @@ def test_golden(lang, golden):
     golden(f"diagnosis_{lang}.html", to_html(sample(lang).describe()))
 
 
+def test_prices_of_compiled_code_that_was_rehearsed_as_eager_code_are_marked():
+    as_is = replace(sample("en").as_is, is_upper_bound=True)
+    texts = str(replace(sample("en"), as_is=as_is)), str(replace(sample("en"), remedies=REMEDIES[2:], as_is=as_is))
+    for text in map(" ".join, map(str.split, texts)):
+        assert "upper bound" in text and "Memory needed at most" in text and "needs at" in text
+        assert "may not fit" in text and "does not fit" not in text
+    assert "it needs at most 15.00 GiB" in texts[0].replace("\n", " ") and "as eager code no single" in texts[1]
+
+
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_text_and_html_agree(lang):
     assert_text_and_html_agree(sample(lang).describe())

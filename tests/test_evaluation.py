@@ -21,6 +21,7 @@ from oom_magic.explain.remedies.room import InTheWay
 from oom_magic.explain.remedies.specs import remedy_specs
 from oom_magic.explain.sentences.catalogue import SENTENCES
 from oom_magic.memory.allocator.replay import minimum_device_bytes
+from oom_magic.memory.report import Assumption
 from oom_magic.memory.timeline import Mark, MarkKind
 from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.predict.what_if import compile_changes
@@ -145,6 +146,22 @@ def test_what_compiles_is_rehearsed_only_where_nothing_else_is_safe(usable, reas
 
     (compiled,) = [one for one in evaluated(Compiling(), usable) if one.key == "compile"]
     assert (compiled.note.key if compiled.note else None) == reason
+
+
+def test_where_compiled_code_is_not_followed_nothing_about_compiling_is_advised(monkeypatch):
+    monkeypatch.setattr(compile_changes, "find_spec", lambda name: None)
+
+    bound = (Assumption("treated as eager code", None, True),)
+
+    class AsEager(Run):
+        def begin(self, changes, enough_bytes):
+            return replace(super().begin(changes, enough_bytes), assumptions=bound)
+
+        def run(self, variation):
+            return replace(super().run(variation), assumptions=bound)
+
+    keys = {one.key for one in evaluated(AsEager(), need(6))}
+    assert {"smaller_batch"} < keys and not any(key.startswith("compile") for key in keys)
 
 
 def test_where_the_mended_line_leaves_the_card_safe_nothing_else_is_rehearsed():

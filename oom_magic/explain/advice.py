@@ -154,8 +154,8 @@ def _to_its_end(diagnosis: Diagnosis, evaluator: RemedyEvaluator, found: list[Re
 def _rehearsed(diagnosis: Diagnosis, evaluator: RemedyEvaluator, situation: Situation) -> Diagnosis:
     """The diagnosis with the memory that the unchanged run needs, and what its rehearsal shows about the cause."""
     held_only = situation.held_bytes if situation.is_filled_by_held(evaluator.needed_bytes) else 0
-    as_is = AsItIs(evaluator.needed_bytes + held_only, situation.usable_bytes, situation.outside_bytes)
-    diagnosis = replace(diagnosis, as_is=as_is)
+    needed, is_bound = evaluator.needed_bytes + held_only, evaluator.baseline.is_upper_bound
+    diagnosis = replace(diagnosis, as_is=AsItIs(needed, situation.usable_bytes, situation.outside_bytes, is_bound))
     if evaluator.calls_followed:
         followed = Evidence("calls_followed", {"num_calls": evaluator.calls_followed})
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, followed))

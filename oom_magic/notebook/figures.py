@@ -32,7 +32,7 @@ from oom_magic.views import to_html
 from oom_magic.views.blocks import Description, Picture
 from oom_magic.views.html import LIGHT
 from oom_magic.views.report import place
-from oom_magic.views.words import word
+from oom_magic.views.words import at_most, word
 
 _MOST_POINTS = 320
 _CHINESE_FONT = re.compile(
@@ -156,7 +156,7 @@ def _draw_peak(axes: Axes, report: MemoryReport, curve: Curve) -> None:
         return
     at = _peak_at(curve)
     across = _across(curve, at)
-    text = _("peak {peak_bytes}", peak_bytes=report.peak_allocated_bytes)
+    text = at_most(_("peak {peak_bytes}", peak_bytes=report.peak_allocated_bytes), report.is_upper_bound)
     if report.peak_line is not None:
         text += f"  {place(report.peak_line)}"
     side = "left" if across < 0.25 else "right" if across > 0.75 else "center"
@@ -367,5 +367,7 @@ def _side_by_side(named: Mapping[str, MemoryReport]) -> Figure:
 def _words(name: str, report: MemoryReport) -> str:
     values = {"peak_bytes": report.peak_allocated_bytes, "phase": word(report.peak_phase)}
     if name:
-        return _("{name}: peak {peak_bytes} ({phase})", name=name, **values)
-    return _("Allocated memory over the run, peak {peak_bytes} ({phase})", **values)
+        text = _("{name}: peak {peak_bytes} ({phase})", name=name, **values)
+    else:
+        text = _("Allocated memory over the run, peak {peak_bytes} ({phase})", **values)
+    return at_most(text, report.is_upper_bound)

@@ -6,7 +6,7 @@ from oom_magic.language import _
 from oom_magic.memory.categories import CATEGORIES
 from oom_magic.memory.comparison import Comparison, Ratios, SideBySide
 from oom_magic.views.blocks import Bar, Bars, Block, Cell, Description, Part, Sentence, Table, register
-from oom_magic.views.words import word
+from oom_magic.views.words import upper_bound_sentence, word
 
 _WIDEST = 5  # runs whose categories fit beside each other into 80 columns
 
@@ -21,7 +21,9 @@ def describe_comparison(comparison: Comparison) -> Description:
     table = Table(("", _("predicted"), _("measured"), _("ratio")), rows)
     off = abs(comparison.allocated_ratio - 1)
     verdict = Sentence(_("Predicted peak allocated is off by {percent:.2f} %.", percent=100 * off), "strong")
-    return Description(_("Predicted vs. measured on {name}", name=comparison.measured.device.name), (verdict, table))
+    bound = [upper_bound_sentence(is_failure=False)] if comparison.predicted.is_upper_bound else []
+    title = _("Predicted vs. measured on {name}", name=comparison.measured.device.name)
+    return Description(title, (verdict, *bound, table))
 
 
 @register
@@ -35,6 +37,10 @@ def describe_side_by_side(runs: SideBySide) -> Description:
         blocks.append(
             Sentence(_("Ran out of memory, shown up to that point: {failed}.", failed=", ".join(failed)), "bad")
         )
+    bounds = [name for name, report in runs.reports.items() if report.is_upper_bound]
+    if bounds:
+        text = _("Compiled code treated as eager code, all figures are upper bounds: {names}.", names=", ".join(bounds))
+        blocks.append(Sentence(text, "warning"))
     return Description(_("Peak allocated by category"), tuple(blocks))
 
 

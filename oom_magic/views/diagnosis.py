@@ -117,7 +117,7 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Description:
     blocks: list[Block] = []
     first = ""
     if diagnosis.main_failure is not None or diagnosis.cause is not Cause.UNKNOWN:
-        first = best_remedy(diagnosis.remedies, lang) or _advice(diagnosis, lang)
+        first = best_remedy(diagnosis.remedies, diagnosis.as_is, lang) or _advice(diagnosis, lang)
         blocks += [*_what(diagnosis), _why(diagnosis), _change(diagnosis, first)]
     blocks += remedies_chart(diagnosis.remedies, diagnosis.as_is, lang)
     heading = "heading_if_so" if _is_checked_first(diagnosis) else "heading_changes"

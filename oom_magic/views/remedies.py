@@ -43,21 +43,21 @@ class Unpriced:
     heading: str
 
 
-def best_remedy(remedies: Sequence[Remedy], lang: Language) -> str:
+def best_remedy(remedies: Sequence[Remedy], as_is: AsItIs | None, lang: Language) -> str:
     """The first remedy that fits as a sentence, else what saves most; empty where nothing is evaluated."""
-    wording = Wording(remedies, lang)
+    wording = Wording(remedies, lang, as_is)
     best = remedies[0] if remedies else None
     if best is not None and best.fits:
         if not best.saving_bytes or best.needed_bytes is None:
             return translate("best_makes_room", lang, text=wording.of(best))
         sizes = {"needed_bytes": best.needed_bytes, "saving_bytes": best.saving_bytes}
         verdict = translate("is_in_danger" if best.verdict == "danger" else f"verdict_{best.verdict or 'fits'}", lang)
-        return translate("best_rehearsed", lang, text=wording.of(best), verdict=verdict, **sizes)
+        return wording.price("best_rehearsed", text=wording.of(best), verdict=verdict, **sizes)
     rehearsed = [one for one in remedies if one.fits is not None and not one.is_bought]
     saving = max(rehearsed, key=lambda one: one.saving_bytes or 0, default=None)
     if saving is None or (saving.saving_bytes or 0) <= 0:
         return ""
-    return translate("best_does_not_fit", lang, text=wording.of(saving), saving_bytes=saving.saving_bytes)
+    return wording.price("best_does_not_fit", text=wording.of(saving), saving_bytes=saving.saving_bytes)
 
 
 def remedies_chart(remedies: Sequence[Remedy], as_is: AsItIs | None, lang: Language) -> list[Block]:
@@ -65,48 +65,54 @@ def remedies_chart(remedies: Sequence[Remedy], as_is: AsItIs | None, lang: Langu
     evaluated = [one for one in remedies if one.needed_bytes is not None and one.fits is not None and not one.is_bought]
     if as_is is None or not evaluated:
         return []
-    wording = Wording(remedies, lang)
+    wording = Wording(remedies, lang, as_is)
 
     def bar(label: str, needed: int, verdict: str | None, word: str) -> Bar:
         return Bar(label, (Part(label, needed, _HUES[verdict]),), word)
 
-    words = [(one, _verdict_word(one, lang)) for one in evaluated[:_MOST_BARS]]
-    now = _as_it_is_word(as_is, lang)
+    words = [(one, _verdict_word(one, wording)) for one in evaluated[:_MOST_BARS]]
+    now = _as_it_is_word(as_is, wording)
     bars = (
         bar(translate("row_as_it_is", lang), as_is.needed_bytes, None, now),
         *(bar(wording.of(one).rstrip(_STOPS), one.needed_bytes or 0, one.verdict, word) for one, word in words),
     )
     usable = max(as_is.usable_bytes, 1)
     marks = ((share * as_is.total_bytes - as_is.outside_bytes) / usable for share in (TIGHT_SHARE, DANGER_SHARE, 1.0))
-    title = translate("chart_title", lang, usable_bytes=as_is.usable_bytes)
+    title = wording.price("chart_title", usable_bytes=as_is.usable_bytes)
     lines = translate("chart_lines", lang)
-    return [Bars(bars, title, as_is.usable_bytes, tuple(max(mark, 0.0) for mark in marks), lines)]
+    bound = [Sentence(translate("priced_as_eager", lang), "warning")] if as_is.is_upper_bound else []
+    return [*bound, Bars(bars, title, as_is.usable_bytes, tuple(max(mark, 0.0) for mark in marks), lines)]
 
 
-def _as_it_is_word(as_is: AsItIs, lang: Language) -> str:
-    return translate("verdict_fits" if as_is.needed_bytes <= as_is.usable_bytes else "verdict_no", lang)
+def _as_it_is_word(as_is: AsItIs, wording: Wording) -> str:
+    fits = as_is.needed_bytes <= as_is.usable_bytes
+    return translate("verdict_fits", wording.lang) if fits else wording.price("verdict_no")
 
 
-def _verdict_word(remedy: Remedy, lang: Language) -> str:
+def _verdict_word(remedy: Remedy, wording: Wording) -> str:
     if remedy.fits is None:
-        return translate("fits_open", lang)
-    return translate(f"verdict_{remedy.verdict or 'fits'}" if remedy.fits else "verdict_no", lang)
+        return translate("fits_open", wording.lang)
+    if not remedy.fits:
+        return wording.price("verdict_no")
+    return translate(f"verdict_{remedy.verdict or 'fits'}", wording.lang)
 
 
 def remedies_details(
     remedies: Sequence[Remedy], lang: Language, as_is: AsItIs | None, unpriced: Unpriced
 ) -> list[Block]:
     """Tables of the evaluated and the unevaluated remedies, with reasons and code to paste; empty without remedies."""
-    wording = Wording(remedies, lang)
+    wording = Wording(remedies, lang, as_is)
     evaluated = [one for one in remedies if one.needed_bytes is not None]
     if not evaluated:
         changes, ways = [*_named(remedies, wording, unpriced)], [*_ways_to_prices(remedies, wording, unpriced)]
         heading = unpriced.heading if changes else translate("heading_savings", lang)
         return [Details(heading, (*changes, *ways))] if changes or ways else []
-    columns = tuple(translate(f"column_{name}", lang) for name in _COLUMNS)
+    columns = tuple(
+        wording.price(f"column_{name}") if name == "needed" else translate(f"column_{name}", lang) for name in _COLUMNS
+    )
     now: tuple[tuple[Cell, ...], ...] = ()
     if as_is is not None:
-        now = ((translate("row_as_it_is", lang), as_is.needed_bytes, "", _as_it_is_word(as_is, lang), "", ""),)
+        now = ((translate("row_as_it_is", lang), as_is.needed_bytes, "", _as_it_is_word(as_is, wording), "", ""),)
     rows = Table(columns, (*now, *(_row(one, wording) for one in evaluated)))
     others = [one for one in remedies if one.needed_bytes is None]
     named = (Sentence(f"• {wording.of(one)}{_note(one, lang)}", "quiet") for one in others)
@@ -165,10 +171,14 @@ def _how(remedy: Remedy, wording: Wording) -> Details:
 
 
 class Wording:
-    """Remedies as sentences; parts of a combination take their values from the remedies that stand alone."""
+    """Remedies as sentences; parts of a combination take their values from the remedies that stand alone.
 
-    def __init__(self, remedies: Sequence[Remedy], lang: Language) -> None:
+    ``as_is`` tells whether their prices are upper bounds.
+    """
+
+    def __init__(self, remedies: Sequence[Remedy], lang: Language, as_is: AsItIs | None = None) -> None:
         self.lang = lang
+        self._is_upper_bound = as_is is not None and as_is.is_upper_bound
         self._values: Mapping[str, Mapping[str, Any]] = {one.key: one.values for one in reversed(remedies)}
 
     def of(self, remedy: Remedy) -> str:
@@ -178,6 +188,10 @@ class Wording:
             if value in remedy.values:
                 text = translate(key, self.lang, text=text.rstrip(_STOPS), **remedy.values)
         return text
+
+    def price(self, key: str, **values: Any) -> str:
+        """A sentence about prices, marked where these are upper bounds."""
+        return translate(f"{key}_at_most" if self._is_upper_bound else key, self.lang, **values)
 
     def _alone(self, remedy: Remedy) -> str:
         keys = remedy.values.get("keys")
@@ -194,7 +208,7 @@ def _row(remedy: Remedy, wording: Wording) -> tuple[Cell, ...]:
         wording.of(remedy) + _note(remedy, wording.lang),
         remedy.needed_bytes or "",
         remedy.saving_bytes or "",
-        _verdict_word(remedy, wording.lang),
+        _verdict_word(remedy, wording),
         translate(f"pace_{remedy.speed}", wording.lang),
         _batch(remedy.global_batch_before, remedy.global_batch_after),
     )

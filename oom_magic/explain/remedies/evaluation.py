@@ -264,8 +264,11 @@ class RemedyEvaluator:
         return groups
 
     def _is_possible(self, candidate: RemedySpec) -> bool:
-        """Whether a change applies: without a graph, no change to the graph does."""
+        """Whether a change applies: without a graph, no change to the graph does, nor one to what the compiler makes
+        where that is not followed."""
         if candidate.needs_graph and self._rehearsal.keeps_no_graph:
+            return False
+        if candidate.compiles and self._baseline.is_upper_bound:
             return False
         return candidate.key != "no_grad" or self._is_evaluation or self._rehearsal.runs_frozen
 

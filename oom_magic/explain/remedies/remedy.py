@@ -46,12 +46,14 @@ class AsItIs:
     """The unchanged run, with which remedies are compared, and the card. Sizes in bytes.
 
     ``needed_bytes`` is the least memory for PyTorch with which it ends, ``usable_bytes`` what PyTorch can have,
-    ``outside_bytes`` what it cannot.
+    ``outside_bytes`` what it cannot. ``is_upper_bound``: compiled code was rehearsed as eager code, which needs more:
+    all prices are upper bounds.
     """
 
     needed_bytes: int
     usable_bytes: int
     outside_bytes: int
+    is_upper_bound: bool = False
 
     @property
     def total_bytes(self) -> int:

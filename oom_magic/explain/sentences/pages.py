@@ -39,6 +39,9 @@ PAGE_CATALOGUE: Sentences = {
     "tensor_seen": "The failing call creates it: {formula}.",
     "best_makes_room": "{text} Then it fits.",
     "best_does_not_fit": "no single change makes it fit; the largest saving is: {text} ({saving_bytes}).",
+    "best_does_not_fit_at_most": (
+        "as eager code no single change makes it fit; the largest saving is: {text} ({saving_bytes})."
+    ),
     # First advice by cause, where nothing is evaluated.
     "advice_fragmentation": (
         "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before Python starts; where it is not"
@@ -241,9 +244,15 @@ PAGE_CATALOGUE: Sentences = {
         "{names} already holds a {model} on the GPU while another one is loaded: {twin_bytes} could be freed."
     ),
     "chart_title": "Memory needed, of the {usable_bytes} that PyTorch can use",
+    "chart_title_at_most": "Memory needed at most, of the {usable_bytes} that PyTorch can use",
+    "priced_as_eager": (
+        "Compiled code was rehearsed as eager code, which needs more: what is needed is an upper bound, and what is"
+        " saved is what eager code saves."
+    ),
     "chart_lines": "Lines: tight, danger, full.",
     "row_as_it_is": "the run as it is",
     "column_needed": "needs",
+    "column_needed_at_most": "needs at most",
     "column_verdict": "on the card",
     "verdict_safe": "safe",
     "verdict_tight": "tight",
@@ -251,7 +260,11 @@ PAGE_CATALOGUE: Sentences = {
     "is_in_danger": "close to the limit",
     "verdict_fits": "fits",
     "verdict_no": "does not fit",
+    "verdict_no_at_most": "may not fit",
     "best_rehearsed": "{text} Rehearsed: it needs {needed_bytes} of the card, {saving_bytes} less, and is {verdict}.",
+    "best_rehearsed_at_most": (
+        "{text} Rehearsed as eager code: it needs at most {needed_bytes} of the card, and is {verdict}."
+    ),
     "held_for_nothing": (
         "{names} held {freed_bytes} from earlier cells, of no use to the failed one: without it, the cell fits."
     ),

@@ -151,7 +151,7 @@ def _facts(estimate: Estimate) -> Facts:
     facts = [Fact(at_most(_("peak allocated"), estimate.is_upper_bound), allocated, share), _reserved(estimate)]
     largest = estimate.largest
     if largest is not None:
-        facts.append(_largest(largest))
+        facts.append(_largest(largest, estimate.is_upper_bound))
     facts += _per_step(estimate.arguments)
     return Facts(tuple(facts))
 
@@ -165,12 +165,14 @@ def _reserved(estimate: Estimate) -> Fact:
     return Fact(name, f"{sign}{format_bytes(estimate.needed_bytes)}", outside)
 
 
-def _largest(largest: Largest) -> Fact:
+def _largest(largest: Largest, is_upper_bound: bool) -> Fact:
     if not largest.value:
         value, note = _("none"), _("not even the smallest value")
     else:
         value = f"{'' if largest.is_exact else '≈ '}{largest.value:,}"
         note = _("end of its range") if largest.value == largest.limit else _("the next value does not")
+    if is_upper_bound and largest.value != largest.limit:
+        note = _("as eager code; compiled code may fit with more")
     return Fact(_("largest {name} that fits", name=largest.name), value, note)
 
 
