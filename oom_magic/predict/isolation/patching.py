@@ -169,7 +169,7 @@ def _put(owner: Any, values: Mapping[str, Any]) -> None:
 def _reverting(replacement: Any, original: Any) -> tuple[Any, Callable[[], None]]:
     """What to set in place of the original, and the function that reverts copies of it to the original."""
     if isinstance(original, type) and isinstance(replacement, type):
-        return replacement, functools.partial(_restore_class, replacement, original, frozenset(sys.modules))
+        return replacement, functools.partial(_restore_class, replacement, original, _imported_names())
     if isinstance(original, bool):
         flag = _RevertingFlag(replacement, original)
         return flag, functools.partial(setattr, flag, "value", original)
@@ -206,9 +206,23 @@ class _RevertingFlag:
         return self.value if is_of_run() else self._original
 
 
+def _imported_names() -> frozenset[str]:
+    """The same set again as long as no module was added: the last one would be another, or their number."""
+    last = next(reversed(sys.modules))
+    state = len(sys.modules), last, id(sys.modules[last])
+    if state not in _names_by_state:
+        _names_by_state.clear()
+        _names_by_state[state] = frozenset(sys.modules)
+    return _names_by_state[state]
+
+
+_names_by_state: dict[tuple[int, str, int], frozenset[str]] = {}
+
+
 def _restore_class(replacement: type, original: type, known: frozenset[str]) -> None:
     """Give modules imported since the class itself: what they subclass or give to isinstance can be no function."""
-    for name in sys.modules.keys() - known:
+    now = _imported_names()
+    for name in now - known if now is not known else ():
         module = sys.modules[name]
         copies = vars(module).items() if isinstance(module, ModuleType) else ()
         for copy in [copy for copy, value in copies if value is replacement]:

@@ -126,7 +126,7 @@ def named(code: types.CodeType, names: dict[str, Any]) -> Iterator[Any]:
 def users_modules() -> Iterator[types.ModuleType]:
     """The modules of the user's that any code can import."""
     everything = list(sys.modules.values())
-    addresses = addresses_in(tuple(everything))
+    addresses = addresses_in(everything)
     if addresses not in _users_places:
         _users_places.clear()
         _users_places[addresses] = [at for at, module in enumerate(everything) if is_users_module(module)]

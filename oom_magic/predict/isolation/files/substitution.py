@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from oom_magic.predict.isolation.reach import users_modules
+from oom_magic.predict.isolation.snapshot import identities
 
 _HOLDING_IN_DEFAULTS = (
     "tempfile",
@@ -27,9 +28,10 @@ _HOLDING_IN_DEFAULTS = (
 _NUMPYS_OPENERS: dict[Any, Any] = np.lib._datasource._file_openers._file_openers  # type: ignore[attr-defined]
 _SETS = ("os",)  # its supports_dir_fd and the like are sets of functions
 _TORCHS = "torch."  # thousands of classes, without any of the functions
-# By the functions searched for: modules of libraries that hold none of them, by identity and number of names. The
-# user's are searched each time: a name of theirs can be bound anew.
+# By the functions searched for, of modules of libraries, by identity: the number of names of those that hold none of
+# them, and of others with the classes that do. The user's are searched each time: a name of theirs can be bound anew.
 _without: dict[frozenset[int], dict[int, int]] = {}
+_with: dict[frozenset[int], dict[int, tuple[int, list[type]]]] = {}
 
 
 @contextmanager
@@ -45,7 +47,7 @@ def substituted(functions: Sequence[tuple[Any, Any]], namespaces: Sequence[dict[
     try:
         holding = list(_holding(by_identity))
         for names in (*(names for names, _classes in holding), *namespaces):
-            for name, value in [item for item in names.items() if id(item[1]) in by_identity]:
+            for name, value in _bound_to(by_identity, names):
                 undo.append(partial(names.__setitem__, name, value))
                 names[name] = by_identity[id(value)]
         serving = [vars(sys.modules[name]) for name in _HOLDING_IN_DEFAULTS if name in sys.modules]
@@ -59,24 +61,37 @@ def substituted(functions: Sequence[tuple[Any, Any]], namespaces: Sequence[dict[
         back = {id(stand_in): usual for usual, stand_in in functions}
         new = [vars(one) for one in map(sys.modules.get, sys.modules.keys() - known) if isinstance(one, ModuleType)]
         for names in (*new, *namespaces):
-            for name, value in [item for item in names.items() if id(item[1]) in back]:
+            for name, value in _bound_to(back, names):
                 names[name] = back[id(value)]
+
+
+def _bound_to(wanted: Mapping[int, Any], names: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The names that hold one of the ``wanted`` functions, with it."""
+    items = list(names.items())
+    return list(compress(items, map(wanted.__contains__, identities([value for _name, value in items]))))
 
 
 def _holding(wanted: Mapping[int, Any]) -> Iterator[tuple[dict[str, Any], list[type]]]:
     """The names, and the classes, of modules that hold one of the ``wanted`` functions."""
-    without = _without.setdefault(frozenset(wanted), {})
+    functions = frozenset(wanted)
+    without, found = _without.setdefault(functions, {}), _with.setdefault(functions, {})
     modules = [one.__dict__ for one in list(sys.modules.values()) if isinstance(one, ModuleType)]
     lengths = list(map(len, modules))
     users = {id(one.__dict__) for one in users_modules()}
-    is_new = map(operator.ne, map(without.get, map(id, modules)), lengths)
-    for names, length in list(compress(zip(modules, lengths, strict=True), is_new)):
+    places = identities(modules)
+    is_new = map(operator.ne, map(without.get, places), lengths)
+    for at, names, length in list(compress(zip(places, modules, lengths, strict=True), is_new)):
+        known_length, classes = found.get(at, (0, []))
+        if known_length == length and at not in users:
+            yield names, classes
+            continue
         is_torchs = str(names.get("__name__")).startswith(_TORCHS)
         classes = [] if is_torchs else [one for one in _classes_in(names) if _holds(one, wanted)]
-        if not classes and wanted.keys().isdisjoint(map(id, list(names.values()))):
-            if id(names) not in users:
-                without[id(names)] = length
+        if not classes and wanted.keys().isdisjoint(identities(list(names.values()))):
+            if at not in users:
+                without[at] = length
         else:
+            found[at] = length, classes
             yield names, classes
 
 
@@ -87,7 +102,7 @@ def _classes_in(names: dict[str, Any]) -> list[type]:
 def _holds(kind: type, wanted: Mapping[int, Any]) -> bool:
     values = list(vars(kind).values())
     values += [one.__func__ for one in values if type(one) is staticmethod]
-    return not wanted.keys().isdisjoint(map(id, values))
+    return not wanted.keys().isdisjoint(identities(values))
 
 
 def _exchange_in_classes(

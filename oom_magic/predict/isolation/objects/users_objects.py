@@ -33,7 +33,7 @@ from oom_magic.predict.isolation.objects.copies import Copies, has_copy, set_ite
 from oom_magic.predict.isolation.objects.iterators import Iterators, is_iterator
 from oom_magic.predict.isolation.objects.restorations import restoration_of
 from oom_magic.predict.isolation.reach import NOT_WALKED, is_users, is_users_class, is_users_module, users_modules
-from oom_magic.predict.isolation.snapshot import Snapshot, is_unchanged
+from oom_magic.predict.isolation.snapshot import Snapshot, identities, is_unchanged
 from oom_magic.user_code import is_users_file
 
 MOST_OBJECTS, _MOST_ITEMS = 25_000, 100
@@ -125,7 +125,7 @@ class _Walk:
     def _new(self, level: list[Any]) -> list[Any]:
         """The objects of a level that are new, and can be changed or lead to others."""
         level = list(compress(level, map(operator.not_, map(_PLAIN.__contains__, map(type, level)))))
-        ids = list(map(id, level))
+        ids = identities(level)
         num_seen = len(self._seen)
         if not self._seen.isdisjoint(ids):
             found = dict(zip(ids, level, strict=True))

@@ -25,7 +25,7 @@ import torch
 from oom_magic.predict.isolation.process.standard_library import Staying
 from oom_magic.predict.isolation.process.users_words import users_words
 from oom_magic.predict.isolation.reach import NOT_WALKED, is_users, is_users_module
-from oom_magic.predict.isolation.snapshot import Alike, addresses_in, is_unchanged
+from oom_magic.predict.isolation.snapshot import Alike, addresses_in, identities, is_unchanged
 
 _KEPT = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx.experimental")  # by compiling
 _OF_BACKENDS = "torch._dynamo.backends.registry"
@@ -46,7 +46,7 @@ def registrations_noted() -> Callable[[], None]:
     noted += [Alike.of(types.MappingProxyType, some) for some in _in_parts(attributes)]
     others = [(one, _items(one)) for one in _libraries.others]
     members = [(one, set(one.data)) for one in _libraries.weak]
-    owners = dict(zip(map(id, attributes), classes, strict=True))
+    owners = dict(zip(identities(attributes), classes, strict=True))
     return functools.partial(_restore, noted, others, members, owners, frozenset(sys.modules))
 
 
@@ -69,7 +69,7 @@ class _Libraries:
     def look(self) -> set[str]:
         """Update the tables; returns the words of the user's code."""
         everything = list(sys.modules.values())
-        addresses = addresses_in(tuple(everything))
+        addresses = addresses_in(everything)
         if addresses != self._addresses:
             self._addresses = addresses
             self._by_package = {}

@@ -12,9 +12,11 @@ import functools
 import gc
 import importlib.machinery
 import io
+import itertools
 import linecache
 import locale
 import logging
+import operator
 import os
 import signal
 import socket
@@ -27,6 +29,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -247,13 +250,17 @@ def _is_imported(module: Any) -> bool:
 
 def _names_of_modules() -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
     """What modules have under some of Python's own names: the module's names, the one, what it holds, and its copy."""
-    for module in list(sys.modules.values()):
-        if issubclass(type(module), types.ModuleType):
-            names = vars(module)
-            for name in _OF_MODULES:
-                value: Any = names.get(name)
-                if type(value) in (list, dict):
-                    yield names, name, value, value.copy()
+    for names, name, value in _held_under(*_OF_MODULES):
+        if type(value) in (list, dict):
+            yield names, name, value, value.copy()
+
+
+def _held_under(*names: str) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """The names of modules that have one of these names, that one, and what it holds."""
+    modules = [vars(one) for one in list(sys.modules.values()) if issubclass(type(one), types.ModuleType)]
+    for name in names:
+        held = list(map(operator.methodcaller("get", name), modules))
+        yield from compress(zip(modules, itertools.repeat(name), held, strict=False), held)
 
 
 def _restore_names_of_modules(before: list[tuple[dict[str, Any], str, Any, Any]]) -> None:
@@ -262,9 +269,9 @@ def _restore_names_of_modules(before: list[tuple[dict[str, Any], str, Any, Any]]
         if value != items:
             fill(value, items)
     known = {id(names) for names, name, _value, _items in before if name == _WARNED}
-    for module in list(sys.modules.values()):
-        if id(getattr(module, "__dict__", None)) not in known and isinstance(module, types.ModuleType):
-            vars(module).get(_WARNED, {}).clear()
+    for names, _name, warned in _held_under(_WARNED):
+        if id(names) not in known:
+            warned.clear()
 
 
 def _restore_callbacks(functions: list[Any], before: list[Any]) -> None:

@@ -17,6 +17,7 @@ import encodings
 import enum
 import functools
 import gc
+import operator
 import os
 import re
 import sys
@@ -31,7 +32,7 @@ from typing import Any
 from oom_magic.predict.isolation.patching import patched, undone_at_the_end
 from oom_magic.predict.isolation.process.users_words import users_words, words_of
 from oom_magic.predict.isolation.reach import is_users, is_users_module
-from oom_magic.predict.isolation.snapshot import Alike, fill, is_unchanged
+from oom_magic.predict.isolation.snapshot import Alike, addresses_in, fill, identities, is_unchanged
 
 _chain = chain.from_iterable
 _NAMES = sys.stdlib_module_names
@@ -46,6 +47,7 @@ _DICTS = (dict, OrderedDict, defaultdict)
 _TABLES = frozenset((*_DICTS, list, set))
 _LEADING = _TABLES | {tuple}
 _PLAIN = _LEADING | {str, bytes, int, float, bool, type(None)}
+_LEADING_NOWHERE = frozenset((*(_PLAIN - _LEADING), types.FunctionType, types.BuiltinFunctionType))
 _NAMED_BY_PYTHON = ("__ann", "__doc__", "__abstractmethods__", "__builtins__")  # on first use
 _WRAPPING: dict[type, tuple[str, ...]] = {
     property: ("fget", "fset", "fdel"),
@@ -60,22 +62,63 @@ _MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE: attributes of other classes can
 
 def standard_library_noted() -> Callable[[], None]:
     """A function that restores the present state."""
-    modules = [
-        module
-        for name, module in list(sys.modules.items())
-        if name.partition(".")[0] in _NAMES and isinstance(module, types.ModuleType)
-    ]
-    names = list(map(vars, modules))
-    classes = _classes(list(_chain(map(dict.values, names))))
-    attributes = list(map(vars, classes))
-    owners: dict[int, Any] = dict(zip(map(id, [*names, *attributes]), [*modules, *classes], strict=True))
-    noted = [Alike.of(dict, names), Alike.of(types.MappingProxyType, attributes)]
-    by_kind: dict[type, list[Any]] = defaultdict(list)
-    of_classes = _chain(map(_tables_of_class, classes))
-    for table in _tables([vars(one) for one in modules if one.__name__.partition(".")[0] not in _SERVING], of_classes):
-        by_kind[type(table)].append(table)
-    noted += [Alike.of(kind, tables) for kind, tables in by_kind.items()]
-    return functools.partial(_restore, noted, owners, frozenset(sys.modules), list(_SEARCH_FUNCTIONS))
+    found = list(map(sys.modules.get, filter(_is_pythons_module, list(sys.modules))))
+    modules = [one for one in found if isinstance(one, types.ModuleType)]
+    names = Alike.of(dict, list(map(vars, modules)))
+    noted = _library.noted(modules, names)
+    return functools.partial(_restore, noted, _library.owners, frozenset(sys.modules), list(_SEARCH_FUNCTIONS))
+
+
+@functools.cache
+def _is_pythons_module(name: str) -> bool:
+    return name.partition(".")[0] in _NAMES
+
+
+class _Library:
+    """Classes and tables of Python's own modules, searched for anew where names or tables hold something else."""
+
+    def __init__(self) -> None:
+        self._names = self._inside = b""
+        self._classes: list[type] = []
+        self._tables: dict[type, list[Any]] = {}
+        self.owners: dict[int, Any] = {}
+
+    def noted(self, modules: list[types.ModuleType], names: Alike) -> list[Alike]:
+        """What the modules' ``names``, classes and tables hold."""
+        held = _held([names])
+        are_known = self._names == held
+        if not are_known:
+            self._classes = _classes(names.values)
+        attributes = list(map(vars, self._classes))
+        owned = identities([*names.containers, *attributes])
+        self.owners = dict(zip(owned, [*modules, *self._classes], strict=True))
+        tables = self._noted_tables()
+        if not are_known or self._inside != _held(tables):
+            of_classes = _chain(map(_tables_of_class, self._classes))
+            self._tables = defaultdict(list)
+            for table in _tables([vars(one) for one in modules if _is_walked(one)], of_classes):
+                self._tables[type(table)].append(table)
+            tables = self._noted_tables()
+            self._names, self._inside = held, _held(tables)
+        return [names, Alike.of(types.MappingProxyType, attributes), *tables]
+
+    def _noted_tables(self) -> list[Alike]:
+        return [Alike.of(kind, tables) for kind, tables in self._tables.items()]
+
+
+_library = _Library()
+
+
+def _held(noted: list[Alike]) -> bytes:
+    """Which objects that lead to others some containers hold, and of what types: another may have the address of one
+    that is gone."""
+    values = list(_chain(_chain((some.items, some.values) for some in noted)))
+    leading = list(compress(values, map(operator.not_, map(_LEADING_NOWHERE.__contains__, map(type, values)))))
+    return addresses_in(leading) + addresses_in(list(map(type, leading)))
+
+
+def _is_walked(module: types.ModuleType) -> bool:
+    return module.__name__.partition(".")[0] not in _SERVING
 
 
 def _classes(values: list[Any]) -> list[type]:
@@ -112,7 +155,8 @@ def _tables(modules: list[dict[str, Any]], others: Iterable[Any]) -> list[Any]:
     level += others
     found: dict[int, Any] = {}
     for _ in range(_DEEP):
-        new = {id(one): one for one in level if id(one) not in found}
+        every = dict(zip(identities(level), level, strict=True))
+        new = {known: one for known, one in every.items() if known not in found}
         found |= new
         dicts = [one for one in new.values() if isinstance(one, dict)]
         others = [one for one in new.values() if not isinstance(one, dict)]
