@@ -134,6 +134,28 @@ def test_the_last_dry_failure_is_explained_at_once(shell):
     assert words["held_as_module"] == "模块 Sequential" and words["held_by_error"].endswith("处的 OutOfMemoryError")
 
 
+def test_under_a_limit_the_card_is_the_limit(shell):
+    """What is outside PyTorch does not count towards it; nothing is bought; what grows fills any limit."""
+    on_a_larger = [cell.replace("1GiB", "8GiB") for cell in (MODEL, FAILING)]
+    run(shell, f"{on_a_larger[0]}torch.cuda.set_per_process_memory_fraction(0.125)\nkept = []")
+    failed = shell.run_cell(on_a_larger[1], store_history=True).error_in_exec
+    assert "1024.00 MiB allowed" in str(failed) or "1.00 GiB allowed" in str(failed)
+    diagnosis = run(shell, "%oom_explain")
+    assert diagnosis.cause == "memory_fraction_limit"
+    assert diagnosis.as_is.usable_bytes == diagnosis.as_is.total_bytes == 2**30
+    by_key = {one.key: one for one in diagnosis.remedies}
+    assert diagnosis.remedies[0].key == "raise_limit" and by_key["raise_limit"].verdict == "safe"
+    assert by_key["smaller_batch"].values["after"] == 4 and by_key["smaller_batch"].verdict == "safe"
+    assert "larger_card" not in by_key
+    growing = (
+        FAILING.replace("1GiB", "8GiB").replace("batch_size = 16", "batch_size = 1").replace("range(2)", "range(90)")
+    )
+    run(shell, f"{growing}    kept.append(model(data))\n")
+    diagnosis = run(shell, "%oom_explain")
+    assert diagnosis.cause == "leak_or_retained_reference"
+    assert diagnosis.remedies[0].key in ("detach", "keep_on_host")
+
+
 WIDE = (
     CARD.replace("1GiB", "1.5GiB") + "import torch\n"
     "model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(4))).cuda()\n"

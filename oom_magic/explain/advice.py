@@ -210,9 +210,7 @@ def situation_of(
         if is_this_card:
             usable = failure.pytorch_bytes + failure.free_bytes
             others = failure.listed_other_bytes or 0
-    if failure is not None and failure.limit_bytes is not None:
-        usable = min(usable, failure.limit_bytes)
-    return Situation(
+    situation = Situation(
         usable_bytes=usable,
         gpu=gpu,
         total_bytes=total if device is None else device.total_bytes,
@@ -225,3 +223,5 @@ def situation_of(
         expandable_segments=diagnosis.expandable_segments,
         is_windows=bool({"Windows", "WSL"} & set(diagnosis.systems)),
     )
+    limit = None if failure is None else failure.limit_bytes
+    return situation if limit is None else situation.limited_to(limit)

@@ -376,7 +376,7 @@ def _with_needless_memory(
         return judgement
     freed = earlier + sum(int(one.values["twin_bytes"]) for one in twins)
     is_enough = freed >= failure.requested_bytes - (failure.free_bytes or 0)
-    if judgement.confidence is Confidence.CERTAIN or not is_enough:
+    if judgement.is_certain or not is_enough:
         return replace(judgement, evidence=(*judgement.evidence, *found))
     evidence = (*found, *judgement.without_doubts)
     return Judgement(Cause.LEAK_OR_RETAINED_REFERENCE, evidence, Confidence.LIKELY)

@@ -96,6 +96,11 @@ class Judgement:
         return self.cause is Cause.UNKNOWN or self.confidence in (Confidence.POSSIBLE, Confidence.OPEN)
 
     @property
+    def is_certain(self) -> bool:
+        """Whether nothing else that is found can be the cause. What is kept needlessly fills any limit."""
+        return self.confidence is Confidence.CERTAIN and self.cause is not Cause.MEMORY_FRACTION_LIMIT
+
+    @property
     def without_doubts(self) -> tuple[Evidence, ...]:
         """The evidence without the entries that only say what is unknown."""
         return tuple(one for one in self.evidence if one.key not in DOUBTS)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from oom_magic.explain.evidence.causes import DOUBTS, Cause, Confidence, Evidence, Judgement
+from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement
 from oom_magic.memory.categories import CATEGORIES, Category
 from oom_magic.predict.silence import silenced
 
@@ -48,7 +48,7 @@ def refine_with_report(judgement: Judgement, report: MemoryReport, is_one_graph:
 
     ``is_one_graph``: a backward was to come for all calls of the step together.
     """
-    if judgement.confidence is Confidence.CERTAIN:
+    if judgement.is_certain:
         return judgement
 
     alive = find_outputs_alive(report, is_one_graph)
@@ -113,7 +113,7 @@ def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failu
     is_for_no_grad = is_evaluation and growth.has_graph and growth.num_tensors < _MANY_TURNS
     is_much = growth.num_bytes >= LEAST_SHARE * held_bytes or (growth.is_of_one_step and not growth.num_bytes)
     is_cause = (is_much or growth.is_larger_queue) and not growth.is_inherent and not is_for_no_grad
-    if judgement.confidence is Confidence.CERTAIN or not is_cause:
+    if judgement.is_certain or not is_cause:
         return replace(judgement, evidence=(*judgement.evidence, *evidence))
     cause = Cause.ACTIVATIONS if growth.is_of_one_step else Cause.LEAK_OR_RETAINED_REFERENCE
     return Judgement(cause, (*evidence, *judgement.without_doubts), Confidence.LIKELY)
@@ -179,9 +179,10 @@ def refine_with_remedy(diagnosis: Diagnosis, remedy: Remedy) -> Diagnosis:
     diagnosis it is fragmentation, if the same run fits with expandable segments.
     """
     failure = diagnosis.main_failure
-    if not remedy.fits or diagnosis.confidence is Confidence.CERTAIN or failure is None:
+    judgement = Judgement(diagnosis.cause, diagnosis.evidence, diagnosis.confidence)
+    if not remedy.fits or judgement.is_certain or failure is None:
         return diagnosis
-    evidence = tuple(one for one in diagnosis.evidence if one.key not in DOUBTS)
+    evidence = judgement.without_doubts
     if remedy.key == "drop_copy" and remedy.values["freed_bytes"] >= LEAST_SHARE * (failure.pytorch_bytes or 0):
         if diagnosis.cause is Cause.LEAK_OR_RETAINED_REFERENCE:
             return diagnosis

@@ -68,7 +68,7 @@ class Situation:
     ``usable_bytes`` is what PyTorch can have of the card's ``total_bytes`` now, ``other_bytes`` what other processes
     hold, ``held_bytes`` what only cells that failed before held: in a rehearsal it is free. ``growth`` is what grew in
     the loop that failed, ``style`` how the user trains ("plain", "trainer", "accelerate"), ``backend`` that of the
-    device that ran out.
+    device that ran out. ``raised`` is the same without the limit that this process was given for PyTorch's memory.
     """
 
     usable_bytes: int
@@ -82,6 +82,13 @@ class Situation:
     backend: str | None = None
     expandable_segments: bool = False
     is_windows: bool = False
+    raised: Situation | None = None
+
+    def limited_to(self, limit_bytes: int) -> Situation:
+        """The situation under a limit of what PyTorch may reserve, to which nothing outside PyTorch counts."""
+        if limit_bytes >= self.usable_bytes:
+            return self
+        return replace(self, usable_bytes=limit_bytes, total_bytes=limit_bytes, other_bytes=0, raised=self)
 
     @property
     def is_leaking(self) -> bool:

@@ -34,6 +34,8 @@ def making_room(needed: int, situation: Situation) -> Iterator[Remedy]:
     if situation.is_filled_by_held(needed):
         remedy = _room("free_held", 2, {"freed_bytes": situation.held_bytes})
         yield situation.judged(replace(remedy, saving_bytes=situation.held_bytes), needed)
+    if situation.raised is not None and situation.usable_bytes < needed <= situation.raised.usable_bytes:
+        yield situation.raised.judged(_room("raise_limit", 4, {}), needed)
     is_enough = situation.usable_bytes < needed <= situation.usable_bytes + situation.other_bytes
     if is_enough or situation.other_bytes > _LEAST_SHARE * situation.total_bytes:
         remedy = _room("close_processes", 3, {"freed_bytes": situation.other_bytes})
@@ -88,6 +90,7 @@ def _larger_card(needed: int, situation: Situation) -> Iterator[Remedy]:
     """The smallest sufficient card of the catalogue."""
     from oom_magic.predict.setups.gpus import list_gpus
 
+    situation = situation.raised or situation
     gpu = situation.gpu
     present = (situation.total_bytes or gpu.total_bytes) - gpu.context_bytes
     larger = [gpu for gpu in list_gpus() if gpu.total_bytes - gpu.context_bytes >= needed]
