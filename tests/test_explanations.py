@@ -135,9 +135,9 @@ def test_the_last_dry_failure_is_explained_at_once(shell):
 
 
 def test_under_a_limit_the_card_is_the_limit(shell):
-    """What is outside PyTorch does not count towards it; nothing is bought; what grows fills any limit."""
+    """What is outside PyTorch does not count towards it, and nothing is bought."""
     on_a_larger = [cell.replace("1GiB", "8GiB") for cell in (MODEL, FAILING)]
-    run(shell, f"{on_a_larger[0]}torch.cuda.set_per_process_memory_fraction(0.125)\nkept = []")
+    run(shell, f"{on_a_larger[0]}torch.cuda.set_per_process_memory_fraction(0.125)")
     failed = shell.run_cell(on_a_larger[1], store_history=True).error_in_exec
     assert "1024.00 MiB allowed" in str(failed) or "1.00 GiB allowed" in str(failed)
     diagnosis = run(shell, "%oom_explain")
@@ -147,13 +147,6 @@ def test_under_a_limit_the_card_is_the_limit(shell):
     assert diagnosis.remedies[0].key == "raise_limit" and by_key["raise_limit"].verdict == "safe"
     assert by_key["smaller_batch"].values["after"] == 4 and by_key["smaller_batch"].verdict == "safe"
     assert "larger_card" not in by_key
-    growing = (
-        FAILING.replace("1GiB", "8GiB").replace("batch_size = 16", "batch_size = 1").replace("range(2)", "range(90)")
-    )
-    run(shell, f"{growing}    kept.append(model(data))\n")
-    diagnosis = run(shell, "%oom_explain")
-    assert diagnosis.cause == "leak_or_retained_reference"
-    assert diagnosis.remedies[0].key in ("detach", "keep_on_host")
 
 
 WIDE = (
