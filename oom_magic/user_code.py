@@ -22,6 +22,9 @@ _AROUND_CALLS = re.compile(
 )
 # Packages and the standard library of any Python: a snapshot's frames may come from another machine.
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/")
+# What Inductor writes, into any folder (torch/_inductor/codecache.py, get_path): named by its hash, beside others of
+# its first two letters.
+_INDUCTOR = re.compile(r"/([a-z2-7]{2})/c\1[a-z2-7]{40,60}\.py$")
 _IPYKERNEL_CELL = re.compile(r"/ipykernel_\d+/")
 # The user's code that has no file: cells of IPython in a terminal, cells under %%time, Python's own prompt.
 _TYPED_CODE = ("<ipython-input-", "<timed ", "<stdin>", "<training code")
@@ -32,12 +35,13 @@ def is_users_file(file: str) -> bool:
     """Whether a code object's file is the user's: a cell, a script, a package that is not installed.
 
     ipykernel names cells ``<temporary folder>/ipykernel_<pid>/<hash>.py``, IPython in a terminal
-    ``<ipython-input-...>``. Python's files, installed packages and this package are not the user's.
+    ``<ipython-input-...>``. Python's files, installed packages, this package and what a compiler writes are not the
+    user's.
     """
     if file.startswith("<"):
         return file.startswith(_TYPED_CODE)
-    folders = _library_folders(tuple(sys.path))
-    return not (_INSTALLED.search(file.replace("\\", "/")) or _normal(file).startswith(folders))
+    path, folders = file.replace("\\", "/"), _library_folders(tuple(sys.path))
+    return not (_INSTALLED.search(path) or _INDUCTOR.search(path) or _normal(file).startswith(folders))
 
 
 def is_cell(file: str) -> bool:

@@ -148,6 +148,16 @@ def test_what_compiles_is_rehearsed_only_where_nothing_else_is_safe(usable, reas
     assert (compiled.note.key if compiled.note else None) == reason
 
 
+def test_what_compiled_code_keeps_is_tried_before_what_changes_the_training():
+    class OfCompiled(Run):
+        def check(self, variation):
+            if {type(change).__name__ for change in variation.changes} - {"ActivationBudget"}:
+                raise NotEvaluatedError(Evidence("reason_so_already"), applies=False)
+
+    keys = [one.key for one in evaluated(OfCompiled(batch=1), need(6))]
+    assert keys.index("activation_budget") < keys.index("shorter_sequences")
+
+
 def test_where_compiled_code_is_not_followed_nothing_about_compiling_is_advised(monkeypatch):
     monkeypatch.setattr(compile_changes, "find_spec", lambda name: None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import traceback
 import weakref
 
 import pytest
@@ -231,6 +232,33 @@ def test_an_error_that_cannot_be_printed_or_compared_leads_to_its_origin():
         fails()
     assert is_out_of_memory(caught.value)
     assert "logits" in {one.name for one in inspect_failure(caught.value).tensors}
+
+
+@pytest.mark.parametrize("rows", ["24576", "s77"])
+def test_compiled_code_names_the_tensor_and_the_line_is_the_users(tmp_path, rows):
+    """Inductor's file is none of the user's; sizes that change have names there, whose values its frame has."""
+    code = f"def call(s77):\n    buf85 = empty_strided_cuda(({rows}, 4096), (4096, 1), torch.float32)\n"
+    file = tmp_path / "qd" / "cqdjimmeeoqjcscuwszgvcwjtpjglf74537yei6w32ypo4neqvzt.py"
+    file.parent.mkdir()
+    file.write_text(code)
+
+    def _empty_strided_cuda(size, stride, dtype):
+        raise torch.OutOfMemoryError(message(402_653_184))
+
+    names = {"torch": torch, "empty_strided_cuda": _empty_strided_cuda}
+    exec(compile(code, str(file), "exec"), names)
+
+    def model(ids):
+        return names["call"](24576)
+
+    try:
+        model(torch.zeros(48, 512))
+    except torch.OutOfMemoryError as error:
+        diagnosis = explain(error)
+        written = "".join(traceback.format_exception(error))
+    assert diagnosis.place.startswith("test_live.py:") and "24576 x 4096 x float32" in diagnosis.tensors[0].formula
+    assert "input_named" not in {one.key for one in diagnosis.evidence}
+    assert rows == "s77" or "24576 x 4096 x float32" in explain(written).tensors[0].formula
 
 
 @pytest.mark.parametrize(

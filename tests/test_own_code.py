@@ -423,6 +423,9 @@ def test_the_forward_and_the_loss_go_under_autocast():
     assert ", labels)\n    opt.zero_grad()\n    loss.backward()" in cleared
     short = rewritten("mixed_precision", "for x in loader:\n    net(x).sum().backward()\n    opt.step()")
     assert "        loss = net(x).sum()\n    loss.backward()" in short
+    off = "for x in loader:\n    with torch.autocast('cuda', enabled=use_amp):\n        loss = net(x).sum()\n"
+    switched = rewritten("mixed_precision", f"{off}    loss.backward()\n    opt.step()")
+    assert "        loss = net(x).sum()\n    loss.backward()" in switched and "enabled" not in switched
 
 
 @pytest.mark.parametrize("change", [MixedPrecision("bf16", with_loss=True), None])

@@ -23,6 +23,7 @@ PACKAGE = Path(oom_magic.__file__).parent
         ("/home/me/train.py", True),
         ("/home/me/oom_magic/train.py", True),
         (f"{PACKAGE}_demo.py", True),
+        ("/cache/qd/cqdjimmeeoqjcscuwszgvcwjtpjglf74537yei6w32ypo4neqvzt.py", False),  # Inductor's
         ("<frozen runpy>", False),
         ("<string>", False),
         (f"{TORCH}/nn/functional.py", False),

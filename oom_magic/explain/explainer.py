@@ -31,6 +31,7 @@ from oom_magic.explain.evidence.tensors import (
     name_tensor,
     preset_dims,
     run_in_text,
+    with_stated_shape,
 )
 from oom_magic.explain.live.growth import find_growing_containers
 from oom_magic.explain.live.holders import data_sets_on_device, earlier_bytes, find_holders
@@ -190,6 +191,7 @@ class Explainer:
         holders, evidence = find_holders(self.released, self.report, main, error, self.names)
         if main is None or not main.is_oom:
             return _Findings(holders=holders, about_holders=evidence)
+        main = with_stated_shape(main, clues.trace)
         growth = find_growing_containers(error, self.names, self.locate, main, self.find_rows)
         models = preset_dims()
         run = {**run_in_text(reading.text, models), **_training_method(clues)} if self.setup is None else {}

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 _MODULES = ("torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "torch._VF")
 _TENSOR_METHODS_LEFT_OUT = frozenset({"backward", "item", "tolist", "numpy", "share_memory_", "register_hook"})
+_OF_COMPILED_CODE = "_empty_strided_cuda"  # how what Inductor writes takes memory: size, stride, dtype
 _FUNCTIONS_LEFT_OUT = frozenset({"save", "load", "compile", "manual_seed", "seed", "from_file"})
 
 
@@ -65,6 +66,8 @@ def is_followed(function: Any) -> bool:
         return name not in _TENSOR_METHODS_LEFT_OUT
     if not callable(function) or isinstance(function, type) or name.startswith("set_"):
         return False
+    if name == _OF_COMPILED_CODE or isinstance(function, torch._ops.OpOverload):
+        return True
     known = getattr(function, "__module__", None) or getattr(owner, "__name__", "")
     return known in _MODULES and name not in _FUNCTIONS_LEFT_OUT
 
@@ -75,6 +78,8 @@ def infer(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tupl
     keywords = dict(kwargs)
     if keywords.get("device") is not None:
         keywords["device"] = "meta"
+    if getattr(function, "__name__", "") == _OF_COMPILED_CODE:
+        function, (*args, keywords["dtype"]) = torch.empty_strided, args
     if getattr(function, "__name__", "") in ("to", "cuda") and isinstance(function.__self__, torch.Tensor):
         args = tuple(value for value in args if isinstance(value, torch.dtype)) or (function.__self__.dtype,)
         keywords = {"copy": True, **{name: value for name, value in keywords.items() if name == "dtype"}}

@@ -212,8 +212,24 @@ def _is_named(name: str, lowered: str) -> bool:
     return name in lowered and re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])", lowered) is not None
 
 
+_TAKEN = re.compile(r"\bempty_strided_cuda\(\((\d[\d, ]*)\), \([\d, ]*\), torch\.(\w+)\)")
+
+
+def with_stated_shape(failure: Failure, trace: str) -> Failure:
+    """The failure with the shape that was requested, where a line of compiled code in the traceback states it.
+
+    Inductor's code takes memory by shape, strides and type (torch/_inductor/codegen/wrapper.py, make_allocation).
+    """
+    stated, window = next(iter(_TAKEN.findall(trace)[::-1]), None), requested_window(failure)
+    if stated is None or window is None or failure.shape is not None:
+        return failure
+    shape, dtype = tuple(int(size) for size in stated[0].split(",") if size.strip()), stated[1]
+    is_it = window[0] <= math.prod(shape) * _ITEM_BYTES.get(dtype, 0) <= window[1]
+    return replace(failure, shape=shape, dtype=dtype) if is_it else failure
+
+
 def _stated_tensor(failure: Failure) -> TensorCandidate:
-    """The tensor whose shape the message itself prints (NumPy, TensorFlow)."""
+    """The tensor whose shape the message itself prints (NumPy, TensorFlow), or its traceback."""
     shape, dtype = failure.shape or (), failure.dtype or "float32"
     num_bytes = failure.requested_bytes or math.prod(shape) * _ITEM_BYTES.get(dtype, 4)
     formula = " x ".join([*map(str, shape), dtype])

@@ -14,6 +14,7 @@ from oom_magic.units import MIB, format_bytes
 _POOLS = {2 * MIB: (1, MIB), 20 * MIB: (MIB + 1, 10 * MIB)}
 _SMALLEST_VOCABULARY = 16_000
 _LARGEST_HEAD = 512
+_COMPILED = "empty_strided"  # compiled code takes memory before it is written
 _COPIES = ("_to_copy", "clone", "contiguous", "copy_", "to")
 _WITH_RELATIVES = ("backward", "optimizer_step")
 _LOSSES = ("_log_softmax", "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss")
@@ -134,7 +135,7 @@ def _kind(made: Output, call: LiveCall, seen: tuple[LiveTensor, ...]) -> str:
         return "probabilities"
     if call.is_in_cache and operator == "cat":
         return "kv_cache"
-    if _is_vocabulary(made.tensor) and operator in (*_PRODUCTS, *_COPIES, *_POINTWISE):
+    if _is_vocabulary(made.tensor) and operator in (*_PRODUCTS, *_COPIES, *_POINTWISE, _COMPILED):
         return "logits"
     if _is_scores(made, call.inputs, seen):
         return "attention_scores"

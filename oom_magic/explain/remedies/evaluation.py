@@ -268,7 +268,7 @@ class RemedyEvaluator:
         where that is not followed."""
         if candidate.needs_graph and self._rehearsal.keeps_no_graph:
             return False
-        if candidate.compiles and self._baseline.is_upper_bound:
+        if candidate.is_of_compiler and self._baseline.is_upper_bound:
             return False
         return candidate.key != "no_grad" or self._is_evaluation or self._rehearsal.runs_frozen
 

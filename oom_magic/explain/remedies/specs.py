@@ -59,9 +59,14 @@ class RemedySpec:
         return self.key in _OF_A_GRAPH
 
     @property
-    def compiles(self) -> bool:
-        """Whether its rehearsal compiles, which takes longest."""
+    def is_of_compiler(self) -> bool:
+        """Whether it changes what the compiler makes."""
         return self.slot == "compiler"
+
+    @property
+    def compiles(self) -> bool:
+        """Whether it alone compiles something: its rehearsal takes longest."""
+        return self.key == "compile"
 
     @property
     def acts_on_step(self) -> bool:
@@ -117,14 +122,14 @@ def _of_model(dtype: str, style: str) -> Iterator[RemedySpec]:
 
 
 def _of_compiler() -> Iterator[RemedySpec]:
-    """What is compiled, and how; rehearsals that compile take longest, and come last."""
+    """What is compiled, and how."""
     from oom_magic.predict.what_if import compile_changes as compiling
 
-    last = partial(_made, against=STEP, slot="compiler", combines=False)
-    yield last("compile", 42, "compiled", make=compiling.Compiled)
-    yield last("no_cuda_graphs", 41, "launches", make=compiling.WithoutCudaGraphs)
-    yield last("activation_budget", 43, "recomputed", make=compiling.ActivationBudget)
-    yield last("compile_blocks", 44, "same", make=compiling.CompiledInBlocks)
+    of_compiler = partial(_made, against=STEP, slot="compiler", combines=False)
+    yield of_compiler("compile", 42, "compiled", make=compiling.Compiled)
+    yield of_compiler("no_cuda_graphs", 41, "launches", make=compiling.WithoutCudaGraphs)
+    yield of_compiler("activation_budget", 43, "recomputed", make=compiling.ActivationBudget)
+    yield of_compiler("compile_blocks", 44, "same", make=compiling.CompiledInBlocks)
 
 
 def _of_training_loop() -> Iterator[RemedySpec]:

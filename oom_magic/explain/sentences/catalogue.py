@@ -229,7 +229,7 @@ CATALOGUE: Sentences = {
     "tensor_name_mlp_weight": "a weight of the feed-forward layer",
     "tensor_name_attention_weight": "a weight of the attention layer",
     "tensor_name_all_parameters": "a copy of all parameters",
-    "tensor_name_stated": "the array named in the message",
+    "tensor_name_stated": "the array or tensor whose shape is written there",
     "tensor_not_printed": "The message does not state the requested size.",
     "tensor_nameless": (
         "2.00 and 20.00 MiB are what PyTorch requests when any small tensor needs room: they do not identify a tensor."

@@ -19,6 +19,7 @@ _SIDES = re.compile(
     r"(?<![\w.\[/,-])(\d{3,5})\s?[x\u00d7X*]\s?(\d{3,5})(?:\s?[x\u00d7X*]\s?(\d{1,5}))?(?![\w%]|\.\d)"
     r"|\((\d{3,5}),\s?(\d{3,5})(?:,\s?[1-4])?\)"
 )
+_TAKEN = re.compile(r"\bempty_strided_\w{3,4}\([^\n]*")  # by compiled code
 _NOT_A_PICTURE = re.compile(r"(?:shape|size mismatch|weight|linear|matrix|torch\.size|tensor)\W{0,10}$", re.I | re.A)
 _PICTURE_SIDE = re.compile(
     r"(?:images?|pictures?|resolution)[^.\n\d]{0,24}>?\s?(\d{4,5})(?![\d.])\s?(?:px|pixels|p\b)?", re.I
@@ -106,6 +107,7 @@ class Magnitude:
 def large_inputs(text: str) -> tuple[Magnitude, ...]:
     """Every large input whose size the text gives; each kind once."""
     found: dict[str, Magnitude] = {}
+    text = _TAKEN.sub("", text)
     for match in _SIDES.finditer(text):
         if _NOT_A_PICTURE.search(text, max(0, match.start() - 24), match.start()):
             continue

@@ -78,8 +78,27 @@ def _cover(
     context = ast.parse(f'with torch.autocast("cuda", dtype=torch.{dtype}):\n    pass').body[0]
     assert isinstance(context, ast.With)
     context.body = covered
+    _Switched(names, given).generic_visit(context)
     body[start:end] = [context]
     return True
+
+
+class _Switched(ast.NodeTransformer):
+    """Takes away an autocast of the user's around a model, which is switched off: ``enabled=use_amp``."""
+
+    def __init__(self, names: Mapping[str, Any], given: Collection[str]) -> None:
+        self._names, self._given = names, given
+
+    def visit_With(self, node: ast.With) -> ast.With | list[ast.stmt]:
+        """The statement without it; what it stands around, if nothing else is left of it."""
+        self.generic_visit(node)
+        if runs_model(node, self._names, self._given):
+            node.items = [one for one in node.items if not _is_autocast(one.context_expr)]
+        return node if node.items else node.body
+
+
+def _is_autocast(context: ast.expr) -> bool:
+    return isinstance(context, ast.Call) and ast.unparse(context.func).rpartition(".")[2] == "autocast"
 
 
 def _scaled(block: Block, names: Mapping[str, Any]) -> bool:
