@@ -9,6 +9,7 @@ from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import Budget
 from oom_magic.explain.evidence.causes import HOST_CAUSES, INPUT_CAUSES, Cause, Confidence, Evidence, PossibleCause
 from oom_magic.explain.evidence.checks import SERVERS, device_tool
+from oom_magic.explain.evidence.checks import is_settled as is_seen_already
 from oom_magic.explain.evidence.clues.programs import PROGRAMS, PROGRAMS_BY_KEY
 from oom_magic.explain.evidence.judging import meaning_of
 from oom_magic.explain.live.holders import Holder
@@ -93,6 +94,7 @@ _LESS_INPUT = (
     "smaller_batch_any", "smaller_batch_plain", "smaller_input", "smaller_items", "smaller_image", "smaller_graph",
     "shorter_sequences_any", "shorter_context", "fewer_pixels", "vllm_pixels", "ctranslate2_less",
 )  # fmt: skip
+_AS_CHECKED = ("smaller_input",)  # what the check for a cause of inputs says
 # Changes that show in the same way whether what they release was the cause.
 _RELEASING = ("map_location_cpu", "own_device", "no_grad", "no_retain_graph")
 # Checks that are worth making though the cause is certain: they say how much was missing.
@@ -100,7 +102,14 @@ _SAYS_HOW_MUCH = ("check_host_ram_slurm", "check_host_ram_pod", "check_host_ram_
 _RESERVING_KEYS = ("program_reserves", "told_generation")
 _CACHE_SUFFIXES = {"vllm": "_cache", "sglang": "_cache", "vllm_context": "_context"}
 # Evidence of a second copy of the weights: the suffix of the cause's sentence.
-_COPY_SUFFIXES = {"checkpoint_to_gpu": "_twice", "phase_saving": "_saving", "told_saving": "_saving"}
+_COPY_SUFFIXES = {
+    "checkpoint_to_gpu": "_twice",
+    "phase_saving": "_saving",
+    "told_saving": "_saving",
+    "told_without": "_saving",
+    "one_device_holds_more": "_crowded",
+    "ranks_load_to_one": "_crowded",
+}
 _GROWTH_WITHIN_STEP = ("name_sums_a_step", "comprehension_sums_a_step")
 _DEVICES = {"npu": "NPU", "mlu": "MLU"}
 _LONGEST_MESSAGE = 1200
@@ -130,14 +139,16 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Description:
 
 def _title(diagnosis: Diagnosis) -> str:
     failure, lang = diagnosis.main_failure, diagnosis.lang
-    if diagnosis.cause in HOST_CAUSES and (failure is None or failure.is_oom is not None):
-        return translate("title_host", lang)
     if failure is None:
         return translate("title_nothing" if diagnosis.cause is Cause.UNKNOWN else "title_told", lang)
+    if diagnosis.cause in HOST_CAUSES and failure.is_oom is not None:
+        return translate("title_host", lang)
     if diagnosis.is_oom and failure.backend == "cpu":
         return translate("title_host", lang)
     if diagnosis.is_oom and failure.requested_bytes:
         return translate("title_requested", lang, requested_bytes=failure.requested_bytes)
+    if diagnosis.is_oom and failure.backend is None:
+        return translate("title_memory", lang)  # whose memory is not said
     verdicts = {True: "title_device", False: "title_not_oom", None: "title_open"}
     return translate(verdicts[diagnosis.is_oom], lang)
 
@@ -201,6 +212,10 @@ def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = "_elsewhere"
     elif cause is Cause.WEIGHTS_TOO_BIG:
         suffix = next((_COPY_SUFFIXES[one.key] for one in diagnosis.evidence if one.key in _COPY_SUFFIXES), "")
+    elif cause is Cause.FRAGMENTATION and failure is not None and _has_no_cache(failure):
+        suffix = "_free"
+    elif cause is Cause.HOST_RAM and failure is None:
+        suffix = "_told"
     elif cause is Cause.HOST_RAM and "Jetson" in diagnosis.systems:
         suffix = "_board"
     elif cause is Cause.HOST_RAM and failure is not None and failure.format == "windows_paging_file":
@@ -214,6 +229,12 @@ def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
     elif cause is Cause.ACTIVATIONS and _infers(diagnosis):
         suffix = "_inference"
     return translate(f"cause_{cause.value}{suffix}", diagnosis.lang)
+
+
+def _has_no_cache(failure: Failure) -> bool:
+    """Whether PyTorch's cache holds less than was requested."""
+    stuck, requested = failure.stuck_bytes, failure.requested_bytes
+    return stuck is not None and requested is not None and stuck < requested
 
 
 def _infers(diagnosis: Diagnosis) -> bool:
@@ -240,6 +261,7 @@ def _is_checked_first(diagnosis: Diagnosis) -> bool:
     """Whether the check that settles the likeliest cause comes before any change: a text that leaves it open."""
     is_evaluated = any(one.needed_bytes is not None for one in diagnosis.remedies)
     is_settled = is_evaluated or bool(printed_by_message(diagnosis))  # what a message proposes itself is said first
+    is_settled = is_settled or is_seen_already(diagnosis.cause, diagnosis.told)
     has_change = bool(diagnosis.remedies) and diagnosis.confidence is not Confidence.OPEN
     return bool(diagnosis.possible) and not (is_settled or has_change)
 
@@ -250,7 +272,8 @@ def _change(diagnosis: Diagnosis, first: str) -> Block:
     if not _is_checked_first(diagnosis):
         return Sentence(translate("line_best", lang, text=first), "good")
     check = render_evidence(diagnosis.possible[0].check, lang)
-    key = "line_check_and" if diagnosis.remedies else "line_check"
+    has_more = diagnosis.remedies and diagnosis.remedies[0].key not in _AS_CHECKED
+    key = "line_check_and" if has_more else "line_check"
     return Sentence(translate(key, lang, check=check, text=first), "good")
 
 
@@ -315,7 +338,7 @@ def _evidence(diagnosis: Diagnosis) -> Iterator[Block]:
     lang = diagnosis.lang
     first = _said_first(diagnosis)
     items = [one for one in _located(diagnosis) if one != first and one.key not in _SAYS_LITTLE]
-    sentences = [render_evidence(one, lang) for one in items]
+    sentences = [_with_its_words(one, lang) for one in items]
     if diagnosis.frameworks or diagnosis.systems:
         names = ", ".join((*diagnosis.frameworks, *diagnosis.systems))
         sentences.append(translate("frameworks_seen", lang, names=names))
@@ -325,6 +348,12 @@ def _evidence(diagnosis: Diagnosis) -> Iterator[Block]:
     if sentences:
         blocks = tuple(Sentence(f"• {text}") for text in sentences)
         yield Details(translate("heading_evidence", lang), blocks)
+
+
+def _with_its_words(item: Evidence, lang: Language) -> str:
+    """The sentence, with the author's words on which it rests."""
+    said, quote = render_evidence(item, lang), item.values.get("quote")
+    return translate("evidence_quoted", lang, statement=said.rstrip(".。"), quote=quote) if quote else said
 
 
 def _possible(diagnosis: Diagnosis) -> Iterator[Block]:
@@ -346,6 +375,8 @@ def _possible(diagnosis: Diagnosis) -> Iterator[Block]:
 def _is_worth_confirming(one: PossibleCause, diagnosis: Diagnosis) -> bool:
     """Whether the cause may be another, and its check is neither on top already nor the change itself."""
     if one.cause is not diagnosis.cause or _is_checked_first(diagnosis):
+        return False
+    if is_seen_already(one.cause, diagnosis.told) and one.check.key not in _SAYS_HOW_MUCH:
         return False
     first = diagnosis.remedies[0].key if diagnosis.remedies else ""
     is_tried_by_it = first in _RELEASING or (first in _LESS_INPUT and one.cause in INPUT_CAUSES)

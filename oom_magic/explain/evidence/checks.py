@@ -28,6 +28,20 @@ _COUNTERS = {
 }  # fmt: skip
 
 
+# What the author has seen already: the check would show no more.
+_SETTLED_BY = {
+    Cause.ACTIVATIONS: {"smaller_batch_helps", "smaller_input_works", "sizes_contrast"},
+    Cause.HOST_RAM: {"host_fills"},
+    Cause.LEAK_OR_RETAINED_REFERENCE: {"grows"},
+    Cause.OTHER_PROCESS: {"left_over"},
+}
+
+
+def is_settled(cause: Cause, told: frozenset[str]) -> bool:
+    """Whether the author tells what the check for a cause would show."""
+    return bool(_SETTLED_BY.get(cause, set()) & told)
+
+
 def device_tool(backend: str | None, accelerator: str | None = None) -> str:
     """The program that lists who uses devices of a backend, or of the accelerator where the backend names none."""
     return _TOOLS.get(backend or "") or _TOOLS.get(accelerator or "", "nvidia-smi")
@@ -84,6 +98,6 @@ def _check_of_work(cause: Cause, clues: Clues) -> Evidence:
     of_batch = {"batch_of_one", "has_batch_of_one"} if clues.story.proposals else _BATCH_IS_NOT_IT
     if cause is Cause.ACTIVATIONS and of_batch & clues.run.told:
         return Evidence(f"check_{cause.value}_size")
-    if cause is Cause.ACTIVATIONS and not trains:
+    if cause is Cause.ACTIVATIONS and not (trains and ("names_batch" in clues.run.told or is_shown)):
         return Evidence(f"check_{cause.value}_inference")
     return Evidence(f"check_{cause.value}")

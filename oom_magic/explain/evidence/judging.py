@@ -22,6 +22,7 @@ from oom_magic.explain.evidence.causes import (
 from oom_magic.explain.evidence.checks import check_for
 from oom_magic.explain.evidence.clues.programs import Program
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
+from oom_magic.explain.evidence.grounds import grounded
 from oom_magic.explain.evidence.log_rules import SHRINKING
 from oom_magic.explain.evidence.number_rules import is_overflow, number_rules, observations, overflow_rules
 from oom_magic.explain.evidence.precedents import features_of, precedents
@@ -115,6 +116,8 @@ _FIXED: dict[str, tuple[Cause, Confidence]] = {
     "mps_invalid_buffer": (Cause.REQUEST_ALONE_TOO_BIG, Confidence.CERTAIN),
     "ipex_4gb": (Cause.REQUEST_ALONE_TOO_BIG, Confidence.CERTAIN),
 }
+_OF_ANY_CPP = "bad_alloc"  # what operator new raises, and allocators with its interface
+_OF_HOST = {"speaks_of_ram", "host_fills", "computes_on_host", "killed"}
 _OPEN = (Cause.UNKNOWN, Confidence.OPEN)
 # What fills a device; a message that is about the host's memory by its kind has none of these causes.
 _OF_DEVICE = frozenset({
@@ -127,11 +130,18 @@ def judge(failures: Sequence[Failure], text: str, clues: Clues | None = None) ->
     """The causes of the failures that ``read`` found in a text, weighed, with evidence and confidence.
 
     Without clear evidence the answer is ``unknown``, with the possible causes and how to tell them apart.
-    ``clues``, if given, are not looked for again.
+    ``clues``, if given, are not looked for again. What a statement about the text rests on is quoted with it.
     """
     failure = main_failure(failures)
     if clues is None:
         clues = find_clues(text, failure.start if failure else None, failure.format if failure else None)
+    judged, quotes = _judged(failure, text, clues), clues.run.quotes
+    possible = tuple(replace(one, evidence=(*grounded(one.evidence, quotes),)) for one in judged.possible)
+    possible = tuple(one if one.evidence else replace(one, confidence=Confidence.OPEN) for one in possible)
+    return replace(judged, evidence=(*grounded(judged.evidence, quotes),), possible=possible)
+
+
+def _judged(failure: Failure | None, text: str, clues: Clues) -> Judgement:
     if failure is not None and failure.is_oom is False:
         evidence = [_meaning(failure, clues)]
         if "indexes" in clues.run.told and failure.format == "device_side_assert":
@@ -215,7 +225,7 @@ def _tempered(possible: Sequence[PossibleCause], shares: Mapping[Cause, float]) 
     def rank(one: PossibleCause) -> float:
         rarity = max(shares.get(one.cause, 0.0), _LEAST_SHARE) ** _WEIGHT_OF_PRECEDENTS
         degree = one.degree if one.degree >= _BEYOND_PRECEDENT else one.degree * rarity
-        return degree * _OF_THIS_RUN if _is_of_all_runs(one.evidence) else degree
+        return degree * _OF_THIS_RUN if _is_of_all_runs(one.evidence, _OF_ANY_TRAINING) else degree
 
     found: list[PossibleCause] = []
     for one in sorted(possible, key=lambda one: -rank(one)):
@@ -225,12 +235,15 @@ def _tempered(possible: Sequence[PossibleCause], shares: Mapping[Cause, float]) 
 
 
 def main_failure(failures: Sequence[Failure]) -> Failure | None:
-    """The failure that explains a text best: surely about memory, then of a size that cannot be, the fullest, the
-    first."""
+    """The failure that explains a text best: surely about memory, of a size that cannot be, the fullest, the first.
+
+    ``std::bad_alloc`` beside a device's failure is what its C++ code raises then.
+    """
     certainty = {True: 2, None: 1, False: 0}
 
-    def rank(failure: Failure) -> tuple[int, bool, int]:
-        return certainty[failure.is_oom], failure.total_bytes is None and is_overflow(failure), failure.num_sizes
+    def rank(failure: Failure) -> tuple[int, bool, bool, int]:
+        is_impossible = failure.total_bytes is None and is_overflow(failure)
+        return certainty[failure.is_oom], is_impossible, failure.format != _OF_ANY_CPP, failure.num_sizes
 
     return max(failures, key=rank, default=None)
 
@@ -247,6 +260,8 @@ def _supports(failure: Failure | None, clues: Clues, text: str) -> Iterator[Supp
         return
     if failure is not None and failure.format in _FIXED:
         cause, confidence = _FIXED[failure.format]
+        if failure.format == _OF_ANY_CPP and "speaks_of_gpu" in clues.run.told and not _OF_HOST & clues.run.told:
+            confidence = Confidence.LIKELY  # a library's allocator for a device raises it, too
         named = [*named_tensor(failure, clues, text)] if failure.format == "mps_invalid_buffer" else []
         if named:  # what is too large for one buffer is known
             yield from named

@@ -60,14 +60,23 @@ def log_rules(failure: Failure | None, text: str) -> Iterator[Support]:
     if failure.format == "tensorflow" and failure.shape is None and 0 < (requested or 0) < SMALL_FIRST_REQUEST:
         yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("small_request_refused", {"requested_bytes": requested or 0}))
     if failure.backend == "jax":
-        yield from _buffer_statistics(text)
-        yield from _program_size(text)
-        if _creates_values(text):
-            return
-        if _BUFFER_SHAPE.search(text) and (requested or 0) >= SMALL_FIRST_REQUEST:
-            yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
-        elif requested and requested < SMALL_FIRST_REQUEST:
-            yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("small_request_refused", {"requested_bytes": requested}))
+        yield from _xla(requested or 0, text)
+
+
+def _xla(requested: int, text: str) -> Iterator[Support]:
+    """What XLA counts of the program, lists of its buffers, and was refused."""
+    computed, parameters = _of_program(text)
+    creates = computed >= SMALL_FIRST_REQUEST and _NO_PARAMETERS.search(text) is not None
+    yield from _program_size(text)
+    if creates:  # nothing comes in, so it makes values, and large ones
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.75, Evidence("program_without_inputs", {"computed_bytes": computed}))
+        yield Support(Cause.ACTIVATIONS, -0.8)
+        return
+    yield from _buffer_statistics(computed, parameters)
+    if _BUFFER_SHAPE.search(text) and requested >= SMALL_FIRST_REQUEST:
+        yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
+    elif requested and requested < SMALL_FIRST_REQUEST:
+        yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("small_request_refused", {"requested_bytes": requested}))
 
 
 def _in_logs(text: str) -> Iterator[Support]:
@@ -117,14 +126,9 @@ def _weights_in_log(failure: Failure | None, text: str) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, -0.4)
 
 
-def _buffer_statistics(text: str) -> Iterator[Support]:
+def _buffer_statistics(computed: int, parameters: int) -> Iterator[Support]:
     """XLA's own account of a program: its parameters beside its results and temporaries."""
-    computed, parameters = _of_program(text)
     if not computed + parameters:
-        return
-    if _creates_values(text):
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.75, Evidence("program_without_inputs", {"computed_bytes": computed}))
-        yield Support(Cause.ACTIVATIONS, -0.8)
         return
     if computed + parameters < SMALL_FIRST_REQUEST:
         yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("program_is_small", {"computed_bytes": computed + parameters}))
@@ -140,12 +144,6 @@ def _of_program(text: str) -> tuple[int, int]:
         name: parse_size(f"{number}{unit}".lower()) or 0 for name, number, unit in _BUFFER_STATISTICS.findall(text)
     }
     return sizes.get("maybe_live_out", 0) + sizes.get("preallocated temp", 0), sizes.get("parameter", 0)
-
-
-def _creates_values(text: str) -> bool:
-    """Whether XLA's program has no parameters: nothing comes in, so it makes values, and large ones."""
-    computed, _ = _of_program(text)
-    return computed >= SMALL_FIRST_REQUEST and _NO_PARAMETERS.search(text) is not None
 
 
 def _program_size(text: str) -> Iterator[Support]:

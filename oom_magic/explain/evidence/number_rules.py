@@ -363,9 +363,11 @@ def judge_tip(failure: Failure, clues: Clues) -> Evidence | None:
         return Evidence("tip_does_not_apply", values)
     if free >= requested > stuck:
         return None  # what was free would have done: the refusal is not about pieces
-    allocated = failure.pytorch_bytes or 0
-    if stuck < allocated * MIN_STUCK_SHARE:
-        values |= {"held_bytes": allocated}
+    held = failure.pytorch_bytes or 0
+    if is_held_by_others(failure):  # the cache is little beside what they hold
+        held = (failure.total_bytes or 0) - free
+    if stuck < held * MIN_STUCK_SHARE:
+        values |= {"held_bytes": held}
         return Evidence("tip_delays_with_free", values | with_free) if with_free else Evidence("tip_delays", values)
     unsupported = [system for system in clues.systems if system in _UNSUPPORTED_SYSTEMS]
     if unsupported:

@@ -39,7 +39,7 @@ RESERVING = ("vllm", "sglang", "server", "jax", "tensorflow", "paddle")
 _TELLING = {
     "grows", "repeated_use", "saves", "dense_pairs", "keeps_graph", "collects_results", "smaller_share_helps",
     "crowds_one_device", "replays", "left_over", "rises_once", "rises_to_a_level", "workers", "full_at_any_size",
-    "frees_at_end",
+    "frees_at_end", "works_without", "sizes_contrast",
 }  # fmt: skip
 
 
@@ -90,10 +90,10 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
         or (failure is not None and failure.backend == "cpu")
     ):
         return True
-    if "computes_on_host" in told and not (failure is not None and failure.backend not in (None, "cpu")):
-        return clues.program is None
     if "speaks_of_gpu" in told:
         return False
+    if "computes_on_host" in told and not (failure is not None and failure.backend not in (None, "cpu")):
+        return clues.program is None
     return bool(
         {"loads_data", "speaks_of_ram", "handles_files", "workers", "is_given_memory"} & told
     ) or computes_plainly(failure, clues)
@@ -119,7 +119,7 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "loads_data" in told:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("told_loads_data"))
     elif "handles_files" in told and failure is not None and not clues.frameworks:
-        yield Support(Cause.HOST_RAM, 0.45, Evidence("told_files"))
+        yield Support(Cause.HOST_RAM, 0.45, Evidence(f"told_files{'_beside' if 'speaks_of_gpu' in told else ''}"))
     elif "speaks_of_ram" in told and "speaks_of_gpu" not in told:
         yield Support(Cause.HOST_RAM, 0.45, Evidence("told_ram_only"))
     elif failure is not None and failure.format.startswith("told") and _names_no_device(failure, clues):

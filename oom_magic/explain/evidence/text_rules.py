@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
+from oom_magic.explain.evidence.clues.author_setting import words
 from oom_magic.explain.evidence.clues.magnitudes import picture_positions
 from oom_magic.explain.evidence.clues.traceback import Clues
 from oom_magic.explain.evidence.log_rules import FULL_SHARE, SMALL_FIRST_REQUEST, log_rules
@@ -44,6 +45,18 @@ _CHECKPOINT_LOAD = re.compile(
 _SERVING = ("vllm", "sglang", "server")
 _LARGE_OF_A_SERVER = 0.2
 _OF_LATENTS = {"of_latents", "diffuses", "makes_pictures"}
+# What a run was said to do without, and what that takes.
+_WITHOUT = (
+    (Cause.HOST_RAM, words(r"\bcach\w*|\bmemoi[sz]\w*|pre-?load\w*|num_workers|\bworkers\b|persistent_workers")),
+    (
+        Cause.WEIGHTS_TOO_BIG,
+        words(r"(?<!gradient )(?<!gradient_)(?<!activation )checkpoint\w*|\bsav(?:e|ing)\b|\bema\b"),
+    ),
+    (
+        Cause.LEAK_OR_RETAINED_REFERENCE,
+        words(r"\blogg\w*|\bmetrics?\b|\bcallbacks?\b|\bhooks?\b|retain_graph|\bhistory\b"),
+    ),
+)
 _IN_GENERATION = re.compile(r"[/\\](?:vllm|sglang)[/\\]")
 _HEADS_TIMES_BYTES = frozenset(heads * count for heads in (1, 5, 8, 10, 16, 20, 24) for count in (2, 4, 8, 16))
 _LAST_STRAW_SHARE = 0.01  # of the device: a request so small says little of what had filled it
@@ -86,6 +99,7 @@ def text_rules(failure: Failure | None, clues: Clues, text: str) -> Iterator[Sup
     yield from _data_on_device(failure, clues)
     yield from log_rules(failure, text)
     yield from _run(failure, clues)
+    yield from _differences(failure, clues)
     yield from _checkpoint(clues)
     yield from _host(failure, clues)
     yield from _at_start(failure, clues, text)
@@ -273,6 +287,22 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "indexes" in told and failure is not None and failure.format in ("cublas", "cudnn", "cuda_error_oom"):
         yield Support(Cause.NOT_OOM, 0.65, Evidence("index_error_beside"))
         yield Support(Cause.DRIVER_LEVEL, -0.6)
+
+
+def _differences(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+    """What the author saw make a difference: it tells more than what is usual."""
+    told, is_of_host = clues.run.told, failure is None or failure.backend in (None, "cpu")
+    if "sizes_contrast" in told and not (failure is not None and failure.backend == "cpu"):
+        yield Support(Cause.ACTIVATIONS, 0.6, Evidence("told_contrast"))
+        yield Support(Cause.FRAGMENTATION, -0.3)
+    without = clues.run.quotes.get("works_without", "")
+    for cause, pattern in _WITHOUT:
+        if without and pattern.search(without) and (is_of_host or cause is not Cause.HOST_RAM):
+            yield Support(cause, 0.6, Evidence("told_without"))
+            yield Support(Cause.ACTIVATIONS, -0.5)
+            break
+    if "ran_before" in told and not {"grows", "was_updated"} & told and not is_of_host:
+        yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("told_ran_before"))
 
 
 def largest_late(clues: Clues) -> Evidence | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
@@ -52,6 +53,10 @@ _DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d{1,2}[ \t]?[KMGTkmgt]i?[Bb]\b)")
 _DIGIT_GAP = re.compile(r"[ \t](?<=\d.)(?=\d)")
 _WIDE_DIGIT_GAP = re.compile(r"[ \t](?<=\d.)[ \t]{1,7}(?=\d)")
 _GAP_MARK = "~"
+_MANY_LINES = 100
+_LEAST_OF_A_LOG = 30  # of the characters of a line
+_KEPT_REPEATS = 8  # of lines of one shape, from the first and from the last
+_DIGITS = re.compile(r"\d+")
 
 
 @lru_cache(maxsize=1)  # the message and the traceback around it are read from one text
@@ -99,3 +104,20 @@ class Squeezed:
                 num_dropped += gap.end() - gap.start()
                 gap = next(gaps, None)
             yield position + num_dropped
+
+
+def without_repeats(text: str) -> str:
+    """A long text without most of the lines that differ in their numbers only, as a log prints one for each step."""
+    lines = text.split("\n")
+    if len(lines) < _MANY_LINES:
+        return text
+    shapes = [_DIGITS.sub("0", line) for line in lines]
+    left = Counter(shape for shape in shapes if len(shape) >= _LEAST_OF_A_LOG)
+    seen = Counter[str]()
+    kept = []
+    for line, shape in zip(lines, shapes, strict=True):
+        seen[shape] += 1
+        left[shape] -= 1
+        if len(shape) < _LEAST_OF_A_LOG or seen[shape] <= _KEPT_REPEATS or left[shape] < _KEPT_REPEATS:
+            kept.append(line)
+    return "\n".join(kept)

@@ -59,6 +59,8 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("cudnn", "cuda", True, r"unabletofind(?:avalidcudnnalgorithm|anenginetoexecutethiscomputation)"),
     ("cudnn", "cuda", None, r"cudnn_status_(?:execution_failed|internal_error|mapping_error)"),
     ("cuda_library_misuse", "cuda", False, r"cudnn_status_(?:bad_param|not_supported|arch_mismatch)"),
+    ("catboost", "cuda", True, r"ncudalib::toutofmemoryerror"),
+    ("catboost", "cuda", True, r"outofmemory\.requested[\d.]{1,20};free[\d.]{1,20}"),
     ("nccl", "cuda", True, r"cudafailure2?outofmemory"),
     ("nccl", "cuda", False, r"cudafailure(?!2?outofmemory)\d{0,4}[a-z]"),
     ("third_party_cuda_oom", "cuda", True, r"cudafailedwitherror2outofmemory"),
@@ -206,11 +208,11 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("tensorflow", "tensorflow", True, r"dsttensorisnotinitialized"),
     (
         "tensorflow_host", "cpu", True,
-        rf"oomwhenallocatingtensorwithshape\[(?P<shape>[\d,]{{0,80}})\]andtype{_DTYPE}{_ON_CPU}",
+        rf"oomwhenallocatingtensor(?:with|of)shape\[(?P<shape>[\d,]{{0,80}})\]andtype{_DTYPE}{_ON_CPU}",
     ),
     (
         "tensorflow", "tensorflow", True,
-        rf"oomwhenallocatingtensorwithshape\[(?P<shape>[\d,]{{0,80}})\](?!andtype\w{{1,16}}?{_ON_CPU})(?:andtype{_DTYPE})?",
+        rf"oomwhenallocatingtensor(?:with|of)shape\[(?P<shape>[\d,]{{0,80}})\](?!andtype\w{{1,16}}?{_ON_CPU})(?:andtype{_DTYPE})?",
     ),
     ("mps_invalid_buffer", "mps", True, rf"invalidbuffersize:(?P<requested>{SIZE})"),
     ("mps_invalid_buffer", "mps", True, r"(?:totalbytesofndarray|productofdimensionsizes|ndarraydimensionlength)"

@@ -38,7 +38,8 @@ _TOLD_HOST = (
     rf"{{0,16}}?\b{_RAM}\b|\b(?:process|job|script|training|worker|program)\b[^.\n]{{0,24}}\b(?:was|is|got|gets|been)"
     r" (?:\w+ )?killed\b|\bkilled by (?:the |my )?(?:oom|system|kernel|computer|os)\b"
     rf"|\b(?:tak|us|consum|eat|fill)\w* (?:up )?all (?:of )?(?:the |my )?(?:available |free )?{_RAM}\b"
-    r"|\bcpu oom\b|(?<!\u663e\u5361)(?<!cuda)(?<!cuda )(?<!gpu)(?<!gpu )\u5185\u5b58(?:\u4e0d\u8db3"
+    r"|\bcpu oom\b|\bout[- ]of[- ](?:cpu|host|system)[- ]memory\b"
+    r"|(?<!\u663e\u5361)(?<!cuda)(?<!cuda )(?<!gpu)(?<!gpu )\u5185\u5b58(?:\u4e0d\u8db3"
     r"|\u4e0d\u591f|\u6ea2\u51fa)"
 )
 _TOLD = (
@@ -89,6 +90,7 @@ _OF_KILLED = MessageKind("told_host", "cpu", True, KILLED, True)
 _MEMORY_OF_DEVICE = re.compile(r"\b(?:gpu|cuda|video|graphics)[- ]?(?:memory|ram)\b|\bv-?ram\b|显存", re.I | re.A)
 # Chinese authors call both memories 内存, where they do not say 显存.
 _VIDEO_MEMORY = re.compile("[显顯][存卡]")
+_DEVICE_IS_FINE = re.compile(r"显存(?:占用)?(?:是|都|也|还)?(?:没有?问题|正常|足够|充足|够)")
 _MEMORY_IN_CHINESE = re.compile("[内內]存|記憶體")
 _MEMORY_OF_HOST = re.compile(r"\bram\b|\bswap\b|\b(?:system|host|main) memory\b", re.I | re.A)
 _NO_DEVICE = re.compile(
@@ -163,7 +165,7 @@ def _whose(cleaned: str, told: re.Pattern[str]) -> MessageKind:
 
 def _of_statement(statement: str) -> MessageKind | None:
     """The kind that one sentence makes it; None where it names neither device nor host."""
-    rest = _NO_DEVICE.sub("", statement)
+    rest = _DEVICE_IS_FINE.sub("", _NO_DEVICE.sub("", statement))
     if _VIDEO_MEMORY.search(rest):
         rest = _MEMORY_IN_CHINESE.sub("", rest)
     names = bool(OF_DEVICE.search(rest)), bool(OF_HOST.search(rest))
@@ -176,7 +178,7 @@ def _whose_in_all(text: str) -> MessageKind:
     names_host = bool(OF_HOST.search(rest) or _NAMED_HOST.search(rest))
     is_of_device = bool(_MEMORY_OF_DEVICE.search(rest)) or (not names_host and bool(OF_DEVICE.search(rest)))
     is_of_host = rest != text or (
-        bool(_MEMORY_OF_HOST.search(rest) or KILLED.search(rest)) and not (_A_CARD.search(rest) or _NVIDIA.search(rest))
+        bool(_MEMORY_OF_HOST.search(rest) or KILLED.search(rest)) and not (A_CARD.search(rest) or NVIDIA.search(rest))
     )
     return _OF_WHOM.get((is_of_device, is_of_host), _OF_ANYBODY)
 
@@ -188,7 +190,7 @@ def _statement(cleaned: str, match: re.Match[str]) -> str:
     return _END_OF_STATEMENT.split(before)[-1] + match.group() + _END_OF_STATEMENT.split(after)[0]
 
 
-_NVIDIA = re.compile(
+NVIDIA = re.compile(
     r"\bcuda|\bcu(?:dnn|blas)|nvidia|geforce|\b[rg]tx(?![a-z])|\btesla\b|\bquadro\b|\btitan (?:x|xp|v"
     r"|rtx)\b|\b(?:[1-5]0[5-9]0|16[56]0)(?: ?ti| ?super)?\b|"
     r"\bjetson\b"
@@ -219,10 +221,10 @@ def named_accelerator(cleaned: str) -> str | None:
     """The kind of accelerator that a text names where it names no NVIDIA card; None for none."""
     head = cleaned[:_LONGEST_STORY]
     named = [name for name, pattern in _ACCELERATORS if pattern.search(head)]
-    return named[-1] if named and not _NVIDIA.search(head) else None
+    return named[-1] if named and not NVIDIA.search(head) else None
 
 
-_A_CARD = re.compile(r"\b(?:gpus?|cuda|vram|graphics|rocm|hip|mps|xpu|npu|tpu)\b", re.I | re.A)
+A_CARD = re.compile(r"\b(?:gpus?|cuda|vram|graphics|rocm|hip|mps|xpu|npu|tpu)\b", re.I | re.A)
 _RUNS_ON_CPU = re.compile(r"\bdevice\W{1,4}cpu\b|\b(?:on|using) (?:the |my |a )?cpu\b|\bcpu[- ]only\b", re.I | re.A)
 
 
@@ -230,9 +232,9 @@ def named_backend(cleaned: str) -> str | None:
     """The backend of the device that a text names; None for none, for several, or for the host beside an NVIDIA
     card."""
     head = cleaned[:_LONGEST_STORY]
-    if _NVIDIA.search(head):
+    if NVIDIA.search(head):
         return None if _NAMED_HOST.search(head) else "cuda"
     named = [backend for backend, pattern in _OTHER_VENDORS if pattern.search(head)]
-    if not named and _RUNS_ON_CPU.search(head) and not _A_CARD.search(head):
+    if not named and _RUNS_ON_CPU.search(head) and not A_CARD.search(head):
         return "cpu"
     return named[0] if len(named) == 1 else None

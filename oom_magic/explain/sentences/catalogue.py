@@ -18,6 +18,7 @@ CATALOGUE: Sentences = {
     "cause_fragmentation": (
         "Fragmentation: PyTorch's cache has enough memory, but in pieces too small for the request."
     ),
+    "cause_fragmentation_free": "Fragmentation: what is free is in pieces too small for the request.",
     "cause_other_process": "Another process holds a large part of this device's memory.",
     "cause_other_process_models": "Other models hold a large part of this device's memory.",
     "cause_request_alone_too_big": "A single tensor is larger than the device allows, however empty it is.",
@@ -27,6 +28,9 @@ CATALOGUE: Sentences = {
     ),
     "cause_weights_too_big_saving": (
         "The extra copy of the weights while they are saved, merged or gathered does not fit beside them."
+    ),
+    "cause_weights_too_big_crowded": (
+        "What is gathered, loaded or started on one GPU does not fit there beside its share."
     ),
     "cause_activations": (
         "The activations of a step do not fit: what the forward pass saves grows with the batch size and the"
@@ -67,6 +71,7 @@ CATALOGUE: Sentences = {
         "The driver had moved GPU memory to host memory (Windows or WSL), and that ran out, too."
     ),
     "cause_host_ram": "Host memory (RAM) ran out, not GPU memory.",
+    "cause_host_ram_told": "It is host memory (RAM) that is used up, not GPU memory.",
     "cause_host_ram_board": "The memory that the CPU and the GPU share on this board ran out.",
     "cause_host_ram_commit": "What Windows can commit of RAM and page file together ran out, not GPU memory.",
     "cause_shared_memory": (
@@ -446,10 +451,11 @@ CATALOGUE: Sentences = {
         "The program was not built for this GPU's architecture: install a build that supports it. This is not"
         " about memory."
     ),
-    "meaning_told_device": "The text says that device memory ran out; it quotes no message.",
+    "meaning_catboost": "CatBoost could not allocate memory on the GPU.",
+    "meaning_told_device": "The text says that device memory ran out; no known message was found in it.",
     "meaning_told_killed": ("The text says that a process was killed, or that it died without a message."),
-    "meaning_told_host": "The text says that host memory (RAM) ran out; it quotes no message.",
-    "meaning_told": "The text says that memory ran out; it quotes no message and does not say which memory.",
+    "meaning_told_host": "The text says that host memory (RAM) ran out; no known message was found in it.",
+    "meaning_told": "The text says that memory ran out; no known message was found in it.",
     "meaning_sd_webui": "The web UI's attention does not fit at this image size.",
     "meaning_opencv": "OpenCV could not allocate RAM for an image.",
     **REMEDIES,

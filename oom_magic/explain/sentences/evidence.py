@@ -59,6 +59,7 @@ EVIDENCE: Sentences = {
     # Programs and their stages.
     "program_pictures": "a program that generates images or videos",
     "program_server": "an inference server",
+    "program_boosting": "gradient boosting of trees",
     "program_seen": "This is {program} at work, not a training loop.",
     "stage_kv_cache": "{program} failed while it allocated the KV cache.",
     "stage_graphs": (
@@ -123,7 +124,7 @@ EVIDENCE: Sentences = {
     ),
     # The run and its author's words.
     "smaller_batch_helps": "The text says that a smaller batch helps.",
-    "larger_input_fails": "The text mentions large inputs; activations grow with them.",
+    "larger_input_fails": "The text mentions large inputs; what is computed from them grows with them.",
     "host_fills": "The text says that the computer's own memory (RAM) fills up, not the GPU's.",
     "told_shared": "The text says that other programs use the device.",
     "told_models_beside": "The text mentions other models that are loaded beside this one.",
@@ -273,6 +274,7 @@ EVIDENCE: Sentences = {
         " driver had no memory for the process itself."
     ),
     "told_files": "The text mentions reading or writing data files, and no GPU.",
+    "told_files_beside": "The text mentions reading or writing data files.",
     "told_left_over": "The text mentions memory that stays in use after a run has ended or crashed.",
     "told_room_at_start": (
         "There was room at the start, so a step fits: what fills the memory later is kept from step to step."
@@ -309,6 +311,9 @@ EVIDENCE: Sentences = {
     "device_seen_full": "The pasted nvidia-smi output shows a GPU that is full ({used}) beside one that is free.",
     "code_stores_tensors": "The pasted loop writes results with their graphs into a tensor: {line}",
     "told_loads_data": "The text says that the whole data set is loaded at once.",
+    "told_without": "The text says that it runs without this.",
+    "told_contrast": "The text says which size runs and which does not.",
+    "told_ran_before": "The text says that the same run worked before: something else may hold memory now.",
     "told_ram_only": "The text mentions RAM and no GPU.",
     "told_conversation": (
         "Every turn of a conversation goes through the model again with all turns before it: the KV cache grows"

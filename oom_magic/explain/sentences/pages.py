@@ -10,6 +10,7 @@ from oom_magic.language import Plural, Sentences
 PAGE_CATALOGUE: Sentences = {
     "title_requested": "Out of memory: {requested_bytes} did not fit",
     "title_device": "Out of device memory",
+    "title_memory": "Out of memory",
     "title_host": "Out of memory on the host",
     "title_open": "An error that may be about memory",
     "title_not_oom": "Not a lack of memory",
@@ -22,6 +23,7 @@ PAGE_CATALOGUE: Sentences = {
     "why_possible": "The text leaves the cause open. Most likely: {cause}",
     "heading_possible": "What else it may be, and how to check",
     "heading_confirm": "How to confirm it",
+    "evidence_quoted": "{statement} (“{quote}”).",
     "possible_first": "To confirm: {check}",
     "possible_also": "{cause} ({confidence}) To check: {check}",
     "line_best": "What to change: {text}",

@@ -272,6 +272,10 @@ REMEDIES: Sentences = {
         "Make this one array smaller: fewer entries (a shorter buffer, a part of the data), smaller images, a"
         " narrower dtype."
     ),
+    "remedy_fewer_bins": (
+        "Shallower trees or fewer bins (depth, border_count; max_depth, max_bin): the histograms grow with features,"
+        " bins and leaves."
+    ),
     "remedy_rapids_pool": "Give the pool a larger maximum (maximum_pool_size), or let it grow to the whole GPU.",
     "remedy_webui_medvram": "Start the web UI with --medvram, then --lowvram; in Forge lower 'GPU Weights'.",
     "remedy_webui_tiled": "Decode the image in tiles (Tiled VAE, or Never OOM in Forge).",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from oom_magic.explain.messages.told import A_CARD, NVIDIA
+
 
 def words(*patterns: str) -> re.Pattern[str]:
     """A pattern for any of these wordings; with ASCII rules a word ends where Chinese begins, without a blank."""
@@ -82,6 +84,9 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"(?:load|read|stor|keep|kept|hold|cach)\w*\s(?!(?:\w+\s){0,3}(?:shards|weights|models?)\b)"
         r"(?:\w+\s){0,3}(?:all|every\w*|entire|whole|too many|full)\s"
         r"(?:\w+\s){0,4}?(?:in|into|to|at once)\b[^.\n]{0,16}(?:memory|ram)",
+        r"\bloading (?:of )?(?:the |my )?(?:entire |whole |full )?(?:data ?sets?|database|data)\b[^.\n]{0,24}"
+        r"\b(?:consum|tak|us|need|requir)(?:es|e|ing)\b",
+        r"\bcache\w*\b[^.\n]{0,24}\b(?:data ?set|train_?data|training data|validation_?data|images)\b",
         r"too many (?:images|files|samples|pictures|records) (?:are|were|is) (?:loaded|read)",
         r"\b(?:data|data ?sets?|arrays?|corpus|csv)\b[^.\n]{0,24}(?:too (?:large|big) (?:for|to fit)"
         r"|(?:not|n't|cannot) fit)[^.\n]{0,8}(?<!gpu )\bmemory\b",
@@ -98,7 +103,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"(?<!gpu )(?<!video )(?<!gb of )(?<!gb )\bRAM\b", r"\bRAM (?:memory|usage)", r"\d{1,6} ?gb (?:of )?ram\b",
         r"\d{1,4} ?gb (?:machine|computer|laptop|server|pc|instance)\b",
         r"\b(?:machine|server|computer|laptop|workstation|cluster|node|pc)\b[^.\n]{0,24}"
-        r"\b\d{2,5} ?[gt]b? (?:of )?(?:memory|mem)\b",
+        r"\b\d{2,5} ?[gt]b? (?:of )?(?:memor(?:y|ies)|mem)\b",
     ),
     "handles_files": words(
         r"\bpickl\w*|\b(?:np|numpy|joblib|pd|pandas)\.(?:load|save|dump|read)\w*|\.(?:npy|npz|csv|tsv|h5"
@@ -107,10 +112,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"\b(?:pre-?process|unzip|extract|tokeni[sz]|convert|download)\w*\s(?:\S+\s){0,4}(?:data\w*"
         r"|files?|corpus|images)\b",
     ),
-    "speaks_of_gpu": words(
-        r"\b(?:gpus?|cuda|vram|nvidia|rtx|gtx|geforce|tesla|quadro|[ahv]100|cudnn|t4|p100|device memory)\b",
-        r"显[存卡]",
-    ),
+    "speaks_of_gpu": words(r"\bdevice memory\b|显[存卡]", NVIDIA.pattern, A_CARD.pattern),
     "detects": words(r"(?:mask|faster|cascade)[-_ ]?r-?cnn|retinanet|detectron2?|instance segmentation"
         r"|gt_?b?boxe?s|\bmmdet(?:ection)?\b|bbox_overlaps|iou_assigner"
         r"|two_stage\.py|anchor_head|roi_heads|efficientdet|object detection api|feature_pyramid"),
@@ -147,7 +149,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"(?<!pre-)(?<!pre )(?<!not even )(?<!not )(?<!model i have )(?<!model i )(?<!model we )\btrain(?:ing|er"
         r"|ed|s|_\w+)?\b(?![- ]free| and inference)"
         r"(?<!trained(?= model))(?<!trained(?= weights))(?<!trained(?= network))", r"\bfine[- ]?tun",
-        r"\btrain\w*\.(?:py|sh)", r"\bepochs?\b", r"\b(?:grpo|rlhf|dpo|reinforce\+\+)\b",
+        r"\btrain\w*\.(?:py|sh)", r"\bepochs?\b", r"(?<![-_])\b(?:grpo|rlhf|dpo|reinforce\+\+)\b",
         r"\.backward\(", r"dreambooth|(?:mak|creat|train)\w*\s(?:\w+\s){0,3}loras?\b",
         r"训练|訓練|微调|学習|학습|훈련|обуч(?:а|ен)|\b(?:entrena|entra[iî]n|treina|treino|trainier)\w*",
     ),
@@ -218,7 +220,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "is_quantized": words(
         r"gguf|\bfp8\b|\b(?:nv|mx)?fp4\b|\bnf4\b|\bint[48]\b|\b[a-z]?awq\b|\bgptq|[-_. ]q[2-8](?:_[0k]\w{0,3})?\b"
         r"|\b[2-8][- ]?bits?\b|load_in_[48]bit|\beetq\b|\bqlora\b|set_module_quantized|(?<![a-z])woq(?![a-z])"
-        r"|\d ?bpw\b|--quantize\b|\bexl[23]\b|\bquantize\w*\W{1,3}true|quantization_bit\W{1,3}[48]",
+        r"|\d ?bpw\b|\bq_lora\W{1,3}true|--quantize\b|\bexl[23]\b|\bquantize\w*\W{1,3}true|quantization_bit\W{1,3}[48]",
         r"量化",
     ),
     # Models of text: of what is attended to otherwise, an image or a video, there may be no tokens to cut.
@@ -228,6 +230,10 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|\btransformers[/\\.]|\bAutoModel|CausalLM|\bseq(?:uence)?[-_ ]?len|\bmax[-_]length\b|\bsft\b"
         r"|translat\w+|\bsentences?\b",
     ),
+    "names_batch": words(r"batch|\bmicro_?bs\b|\bbs ?=|批(?:次|大小|量|处理)|배치|バッチ"),
+    "was_updated": words(r"\b(?:updat|upgrad|reinstall)\w*|升级|更新|업데이트|アップデート"),
+    "of_one_scene": words(r"\bpoint[- ]?clouds?|\bnerfs?\b|\bvoxels?\b|\bmesh(?:es)?\b"),
+    "by_boosting": words(r"\b(?:cat|xg)boost\w*|\blightgbm\b|\bgradient[- ]boost\w*"),
     "generates_tokens": words(r"\btok(?:en)?s?/s(?:ec)?\b|tokens? per second"),
     "workers": words(r"num_workers", r"\bdata ?loader\w* (?:\w+ )?work\w*", r"\bworkers? process\w*"),
     "other_workers": words(r"\b(?:fewer|background) workers?\b"),
@@ -263,7 +269,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"(?!(?P=device)\s)\d{1,2}\s+(?:N/A\s+N/A\s+)?(?P=pid)\s",
         r"\b(?:all|every|each|others?|additional|more|many|higher|extra|\d)\b[^.\n]{0,60}\b(?:gpu|cuda"
         r"|device)[ :#-]{0,2}0\b",
-        r"\b(?:gpu|cuda|device)[ :#-]{0,2}0\b[^.\n]{0,40}\b(?:more|higher|additional|extra|all|every|each)\b",
+        r"\b(?:gpu|cuda|device)[ :#-]{0,2}0\b[^.\n]{0,40}\b(?:more|higher|additional|extra|all|every|each"
+        r"|than (?:the )?others?)\b",
         r"\b(?:the )?(?:0|first|1st|master|main) (?:gpu|card)\b[^.\n]{0,40}\b(?:more|higher|overflow\w*|full|extra)\b"
         r"|\bone (?:gpu|card)\b[^.\n]{0,40}\b(?:another|others?)\b[^.\n]{0,24}\bonly\b",
         r"(?:\u6240\u6709|\u5168\u90e8|\u6bcf\u4e2a)[^\n]{0,16}(?:gpu|cuda|\u5361)[ :]?0\b|(?:gpu|cuda"
@@ -311,7 +318,9 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "compiles_server": words(r"launch_server\b[^\n]{0,800}--enable-torch-compile"),
     "data_is_on_host": words(r"--data_device[= ]['\"]?cpu"),
     "splats": words(r"gaussian[-_ ]?splat\w*|splatfacto|\b3dgs\b|\b2dgs\b|\bgsplat\b|\bgaussians\b"),
-    "of_graphs": words(r"\btorch_geometric\b|\bPyG\b|\bdgl\b|\bgnns?\b|graph neural|图神经网络"),
+    "of_graphs": words(
+        r"\btorch_geometric\b|\w*graph_?sage\b|\bedge_index\b|\bPyG\b|\bdgl\b|\bgnns?\b|graph neural|图神经网络"
+    ),
     "varies_in_length": words(
         r"variable[- ](?:length|size)", r"\bfrom \d{1,5} (?:tokens )?to \d{3,6} tokens\b",
         r"(?:different|varying|irregular|dynamic|various) (?:image )?(?:length"
@@ -333,7 +342,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "dense_pairs": words(
         r"to_dense\w*",
         r"pairwise[_ ]?(?:dist|sim)\w*",
-        r"dist(?:ance)?_?matri\w*", r"\(\s?(?:\d{1,6},\s?)?(?P<side>\d{4,}),\s?(?P=side)\s?\)",
+        r"dist(?:ance)?_?matri\w*", r"\(\s?(?P<side>\d{4,}),\s?(?P=side)\s?\)",
         r"dense (?:adj\w*|matri\w*|graph)", r"adjacency matrix", r"\bcdist\b", r"(?:distance|similarity"
         r"|affinity|gram|kernel|covariance) matrix", r"pairwise (?:dist|simil)\w*", r"\b[nN] ?[x*\u00d7] ?[nN]\b",
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from oom_magic.explain.evidence.clues.author_setting import OF_THE_RUN, WHEN, words
+from oom_magic.explain.evidence.clues.differences import OBSERVED, contrast_in
 from oom_magic.explain.messages.told import KILLED
 
 _MEMORY = r"(?:memory|vram|(?<!of )ram|rss|usage|consumption|footprint)"
@@ -39,17 +40,6 @@ _GONE = (
     r"|clos(?:ed|ing)|ended|finish\w*|quit|previous (?:run|job|process|script|training)|earlier (?:run|job)|old process"
     r"|stop(?:ped)? the process|(?:program|process|script|training|job) ends)"
 )
-_LESS = (
-    r"reduc\w*|decreas\w*|lower\w*|small(?:er)?|halv\w*|shrink\w*|shrunk|minimum|down to|chang\w*"
-    r"|play\w* (?:around )?with"
-)
-_IN_VAIN = (
-    r"(?:is |was |are )?(?:useless|pointless|in vain|to no avail)|no (?:use|avail|luck|effect|help"
-    r"|difference)|still (?:\w+ )?"
-    r"(?:happen\w*|fail\w*|get\w*|occur\w*|oom\w*|crash\w*|run\w* out|the same|not|give\w*|have|face\w*|see)"
-    r"|(?:same|identical) (?:error|problem|issue|result)|(?:results?|error|problem) (?:is|was|stays?|remains?) the same"
-    r"|nothing (?:helps|changes|works)|no success"
-)
 _NOTHING_RUNS = (
     r"no (?:other |running )?(?:process\w*|programs?|jobs?)(?: \w+){0,2} (?:running|found|using|shown|listed|seem)"
     r"|no running process\w*|nothing (?:else )?(?:is |was )?running|(?:not|n't) (?:run|running|have) (?:any|anything)"
@@ -58,6 +48,7 @@ _NOTHING_RUNS = (
 
 TOLD: dict[str, re.Pattern[str]] = {
     **OF_THE_RUN,
+    **OBSERVED,
     "grows": words(
         rf"(?<!out of )(?<!out-of-)\b{_MEMORY}\b{_NEAR}{{0,60}}?\b(?:{_RISES})"
         r"(?![^.\n]{0,16}\b(?:batch|resolution|length|limit|fraction|value)\b)",
@@ -111,31 +102,13 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|too much)",
         r"(?:\u663e\u5b58|\u5185\u5b58)(?:\u5360\u7528)?(?:\u592a|\u5f88|\u8fc7|\u975e\u5e38)(?:\u5927|\u9ad8|\u591a)",
     ),
-    "adam_costs": words(
-        r"\badam\w*\b[^.\n]{0,40}\b(?:oom|out of memory|more memory|double|twice|memory error|throws|runs out)",
-        r"(?:oom|out of memory|memory)\b[^.\n]{0,30}\b(?:with|using|us(?:e|ing)|for) \badam",
-        r"\bsgd\b[^.\n]{0,60}\b(?:works?|fine|ok|fits|runs|no (?:oom|problem))", r"(?:switch"
-        r"|chang)\w* (?:\w+ ){0,4}(?:to|from) \b(?:sgd|adam\w*|adafactor)",
-        r"\d ?gi?b for (?:the )?optimi[sz]er", r"(?:8[- ]?bit[ -]?adam|adafactor)[^.\n]{0,40}(?:work|fits|help|solv)",
-    ),
-    "smaller_input_no_help": words(
-        rf"\b(?:{_LESS})\b[^.\n]{{0,40}}\b(?:batch\w*|images?|resolution|crops?|inputs?|size|lengths?"
-        rf"|samples)\b[^.\n]{{0,40}}\b(?:{_IN_VAIN})",
-        r"\b(?:no matter|regardless of)[^.\n]{0,30}\bbatch[ _-]?size",
-        r"(?:减小|减少|降低|调小|改小)[^\n，。]{0,16}(?:batch|批)[^\n]{0,16}(?:没用|无效|不行|不能解决|(?:还是|仍然?|依然|也)(?:会|爆|不|报|oom))",
-        r"batch[ _-]?sizes?\b[^.\n]{0,40}\b(?:did not|didn'?t|does not|doesn'?t|no) (?:help|work|effect|matter|change)",
-        r"(?:small(?:er)?|reduc\w+|lower\w*|decreas\w+|halv\w+|crop\w*)\s(?:\w+\s){0,3}(?:images?|pictures?"
-        r"|resolution|inputs?|size|crops?|length|batch[ _-]?size)\s?"
-        r"(?:\w+\s){0,3}(?:(?:doesn|didn|don|does|did|do)(?:'?t|\s?not) (?:\w+ )?(?:help|work|change|solve"
-        r"|matter)|no (?:help|effect|difference|use)|makes? no)",
-    ),
     "loaded": words(
         r"(?:left ?over|left|free|remaining|available)[^.\n]{0,16} after (?:\w+ )?(?:loading|loaded|the model)",
         r"(?:once|after) (?:the |my )?model (?:is|was|has been) (?:fully |completely )?loaded",
         r"models? (?:\w+ )?loads? (?:fine|ok|successfully|without|correctly)", r"(?:load|加载)完(?:成)?(?:了)?模型",
     ),
     "host_fills": words(
-        r"\bcpu (?:oom|out of memory)\b",
+        r"\bcpu (?:oom|out of memory)\b|\bout[- ]of[- ](?:cpu|host|system)[- ]memory\b",
         r"\b(?:constrained|limited|low|little|insufficient)[- ](?:system|cpu|host|main)"
         r"(?:[/ ](?:system|cpu|host))?[- ](?:ram|memory)\b",
         r"(?:system|machine|computer|server)(?:'s)? (?:does not|doesn't|did not|hasn't) have enough memory",
@@ -143,7 +116,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?<!video )(?<!gpu )(?<!card )\bmemory (?:fills?|filled) up\b(?=[^.\n]{0,60}memory ?error)",
         rf"{_HOST}{_NO_GPU}{{0,60}}?\b(?:{_RISES}|{_SPENT}|decreas\w*)", rf"(?:{_SPENT}|increas\w*|grow\w*|out of"
         rf"|enough|all (?:of )?(?:the|my)?){_NO_GPU}{{0,24}}?{_HOST}",
-        rf"\bhigh {_HOST} (?:usage|use|consumption|load|pressure)",
+        rf"\b(?:high|large|huge|excessive|too much) {_HOST} (?:usage|use|consumption|load|pressure)",
         rf"{_HOST} (?:requirements?|usage|consumption|footprint) (?:is|are) (?:\w+ ){{0,2}}(?:huge|high|large)",
         rf"{_HOST}{_NO_GPU}{{0,12}}\b(?:cost|tak|us|consum)\w* (?:too|so) (?:much|high)",
         r"\barray is too big\b",
@@ -183,71 +156,10 @@ TOLD: dict[str, re.Pattern[str]] = {
         rf"{WHEN}(?:model\s|checkpoint\s|ckpt\s)?(?:sav(?:e|es|ing)|checkpointing|merg(?:e|ing)|export(?:s|ing)?"
         r"|convert(?:s|ing)?(?! (?:them|images?|data|to tf|videos?|files?)))\b",
         r"\b(?:export|merge|merging|conversion|quantization) (?:process|step|script|stage)\b",
-        r"save_pretrained|\bstate_dict\(|save_checkpoint|save_model|save_ckpt|merge_and_unload",
         r"\bsave every \w+ (?:steps?|epochs?|iterations?)\b|\bcreates? (?:a |the )?checkpoint\b",
         r"(?:oom|out of memory|memory)\w* (?:while|when|during|at|after) (?:checkpoint |model )?sav",
         r"\bsav(?:e|es|ing) (?:the |my |its )?(?:model )?(?:weights?|checkpoints?|ckpt)\b[^.\n]{0,20}\b(?:oom|out of)",
         r"保存(?:模型|权重|ckpt|checkpoint|时)",
-    ),
-    "smaller_batch_helps": words(
-        r"(?:reduc|decreas|lower|smaller|small)\w*\s(?:the\s|my\s)?batch[ _-]?size\w*(?:(?!n't|\bnot\b|\bno\b"
-        r"|even|still)[^.\n]){0,50}(?:help|work(?!er)|solve|fix(?! it to)|disappear|resolve|ok)",
-        r"batch[ _-]?size[^.\n]{0,40}(?:too (?:large|big|high)|is the (?:problem|cause))",
-        r"batch[ _-]?size\s?(?:=|of )?\d{1,6}[^.\n]{0,24}\b(?:works?|runs?|fine"
-        r"|ok)\b", r"\bbatch[ _-]?size\s?(?:of )?\d{1,6} it works",
-        r"have to reduce the batch", r"works? (?:fine |well )?(?:with|for) (?:a )?(?:smaller )?batch[ _-]?size",
-        r"(?:batch[ _-]?size|it)\s(?:\w+\s)?to \d{1,4}(?:(?!n't|not)[^.\n]){0,30}\b(?:solve|works|run it|fits"
-        r"|normally)",
-        r"can only fit \d{1,6} (?:examples|samples|images)", r"max(?:imum)? batch[ _-]?size[^.\n]{0,30}\d",
-        r"batch[ _-]?size?[^\n]{0,40}(?:太大|过大)",
-        r"减[小少](?:了)?\s?batch[ _-]?size?.{0,16}(?:可以|解决|就好|正常)",
-    ),
-    "larger_batch_fails": words(
-        r"(?:enlarg|increas|rais|extend)\w*\s(?:the\s)?(?:context|sequence|max\w*|prompt|input)[ _-]?(?:length|size"
-        r"|tokens|len)?",
-        r"\b(?:batch(?:[ _-]?size)?|frames?|images?) (?:larger|bigger|greater|higher|more) than \d",
-        r"\b(?:set|increas\w*|rais\w*|chang\w*|put)\s(?:the\s|my\s)?(?:max[_ ]tokens|batch[_ ]?size|num[_ ]workers"
-        r"|frames?|length)\s?(?:=|to|as)?\s?(?:an? )?(?:big|large|high|\d{3,})",
-    ),
-    "larger_input_fails": words(
-        r"(?:images?|inputs?|sequences?|samples?|videos?|resolution|crops?|tiles?|graphs?|data|scenes?"
-        r"|point clouds?|files?"
-        r"|texts?|prompts?|audios?|clouds?|dataset)\s(?:size\s)?(?:is|are|was|were|get|gets)?\s?(?:so|too|very|quite)\s"
-        r"(?:big|large|long|high|huge)",
-        r"(?:large|huge|high|big|too many|so many|lots? of|a lot of) (?:number of )?(?:\w+ )?(?:objects|b?boxes"
-        r"|instances|targets|ground[- ]truths)\b",
-        r"\b(?:very|too|extreme\w*|excessive\w*|unusual\w*|really|quite|much) (?:long|large|big|huge)(?:er)? (?:\w+ )?"
-        r"(?:sentences?|sequences?|texts?|images?|videos?|audios?|files?|inputs?|documents?|batches"
-        r"|samples?|scenes?|graphs?)\b",
-        r"only (?:fails|crashes|happens) (?:with|for|on) (?:large|long|big)",
-        r"\bfor \w+ (?:larger|bigger|longer) than \d",
-        r"(?:longer|larger|bigger) (?!gpus?\b|cards?\b|memory|vram|ram\b|machines?|instances?|models?"
-        r"|than\b|amounts?|and\b|batch|swap|one\b)[a-z]{4,}|\b(?:longer|larger|bigger) (?:sequences?"
-        r"|inputs?|images?|context|datasets?|graphs?|resolutions?|files?|prompts?|volumes?|videos?)\b",
-        r"(?:as|when|after) the context grows", r"\b(?:large|huge|big|high[- ]?res\w*|long) (?:\w+ )?(?:images?|graphs?"
-        r"|inputs?|pictures?|volumes?|videos?|context\w*|prompts?|sequences?|point clouds?|scenes?|resolution)\b",
-        r"1920\s?[x\u00d7]\s?1080|\b4k\b|6300, 6304", r"high(?:er)? (?:resolution|quality)",
-        r"(?:序列|图像|图片|上下文|文本|视频)(?:长度|分辨率)?(?:太|过|很)(?:长|大|高)",
-        r"\blong(?:er)? (?:audio|wav|videos?|files?|inputs?|texts?|documents?)",
-        r"(?:audio|video|file|text|image)\w*\s(?:\w+\s)?(?:longer|larger|bigger) than",
-        r"长达|长音频|长视频|(?<!无法处理)长文本|高分辨率",
-        r"ground[- ]truths? per im|(?:gt|ground[- ]truth)[_ ](?:b?box(?:es)?)\b|bbox_overlaps|label assign\w*"
-        r"|pairwise_iou",
-    ),
-    "smaller_model_works": words(
-        r"\b\d{1,3}b\b (?:\w+ ){0,3}(?:can be \w+ (?:success\w*|without|fine)|works?\b"
-        r"|runs? (?:fine|ok|well)|is (?:fine|ok))",
-        r"\bsmaller models? (?:\w+ ){0,2}(?:works?|runs?|loads?|fits?|is fine|are fine)\b",
-        r"小(?:一点的)?模型(?:就|都|则)?(?:可以|没问题|正常)",
-    ),
-    "smaller_input_works": words(
-        r"(?:small(?:er)?|low(?:er)?|short(?:er)?)[- ](?:\w+ )?(?:set|subset|data\w*|images?|quality|resolution|inputs?"
-        r"|sequences?|samples?|graphs?|scenes?|files?|size)\b[^\n]{0,40}(?<!the )(?<!my )(?<!this )\b"
-        r"(?:works?\b|fine|ok|not a problem|no problem|good|success\w*|runs?\b)",
-        r"reduc\w+ (?:the )?(?:image|input|resolution|sequence|patch|crop)\b[^.\n]{0,30}(?:works?|solve|help|fix)",
-        r"works? (?:fine |well )?(?:with|for|on|at|up to) (?:small|low|short)",
-        r"max(?:imum)? \w+ (?:i can use|that works|without oom)",
-        r"\bwith \d{1,3}k (?:\w+ )?(?:loads|works|runs|fits)\b",
     ),
     "after_while": words(
         r"after (?:a while|(?:a |some )(?:long )?time|some (?:\w+ )?(?:time|iterations?|steps?|epochs?|batches)"
@@ -294,7 +206,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b(?:resum|restart)\w*\b[^.\n]{0,80}\b(?:back to normal|normal again|drops?|goes down|low again)\b",
     ),
     "keeps_graph": words(
-        r"(?:non|un|not)[- ]?detached", r"without (?:\w+ )?`?\.?item\b",
+        r"\b(?:non-?|un)detached", r"without (?:\w+ )?`?\.?item\b",
         r"\b(?:set\w*|with|because of|due to|using) (?:`|\*\*)?(?:retain|create)_graph",
         r"should be [^.\n]{0,30}\.item\(", r"stor(?:ed|ing|es) (?:the )?gradients",
         r"\bdetach\w*\b[^.\n]{0,40}\b(?:fix|discard|free|releas)|\b(?:fix|solv)\w*[^.\n]{0,20}\bdetach",
@@ -306,21 +218,9 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|not) call(?:ing)? \w*zero_grad",
         r"计算图[^\n，。]{0,8}(?:释放|保留|[累积]积|越来越)", r"保存了?[^\n，。]{0,12}(?:梯度|计算图)",
     ),
-    "full_at_any_size": words(
-        r"\b(?:memory|vram)\b[^.\n]{0,30}\b(?:full\w*|all|occupied|used|taken)\b[^.\n]{0,30}"
-        r"\b(?:no mat+er|regardless|whatever|any)\b[^.\n]{0,16}batch",
-    ),
     "lacks_no_grad": words(
         r"\b(?:with|need|add\w*|using|without|missing|forg[eo]t\w*|should|lack\w*|wrap\w*)\b[^.\n]{0,24}"
         r"(?:torch\.)?(?:no_grad|inference_mode)\b(?!\(\)\s?:)",
-    ),
-    "smaller_share_helps": words(
-        r"(?:lower|reduc|decreas|smaller)\w*\s(?:the\s)?`?(?:--)?(?:gpu[-_ ]?)?(?:memory|mem)[-_ ]?(?:ratio"
-        r"|fraction|utili[sz]ation)(?![^\n]{0,160}(?:n't|\bnot?) (?:\w+ )?(?:help|solv|fix|work|change))",
-        r"preallocat\w+[^.\n]{0,40}(?:help|fix|solv|works)"
-        r"(?![^\n]{0,120}(?:n't|\bnot?) (?:\w+ )?(?:help|solv|fix|work|change))"
-        r"(?![^.]{0,80}\b(?:still|same (?:error|problem|issue))\b)",
-        r"\b(?:fix\w*|solv\w*|workaround|help\w*|works?)\b[^.\n]{0,60}preallocat",
     ),
     "predicts_all": words(r"prediction_loss_only ?= ?False|compute_metrics ?=|include_inputs_for_metrics ?= ?True"),
     "takes_no_share": words(r"preallocat\w*[\"'\]]{0,3} ?[=:] ?[\"']?(?:false|0)\b"),
@@ -343,7 +243,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|into|on|at once)\b",
     ),
     "shares_device": words(
-        r"(?:other|another|several|two|multiple|\d{1,3} other|\d{1,2}) (?:\w+ )?(?:process|program|job"
+        r"(?:other|another|several|two|multiple|\d{1,3} other|\d{1,2}) (?!rollout|worker|rank|loader|child)(?:\w+ )?"
+        r"(?:process|program|job"
         r"|codes?|training|experiment|user|notebook|kernel|app(?=s?\b|lication)|instance|script|task|vram consumer"
         r"|student|people)\w*"
         r"[^.\n]{0,60}(?:us(?:e|es|ing)|tak(?:e|es|ing)|occup|runn|host|load|hold|detect|consum)",
@@ -364,10 +265,6 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"started two python processes", r"shared (?:gpu|server|cluster)\b",
         r"(?:restart|reboot)(?:ing|ed)?\b[^.\n]{0,40}(?:work|fix|solv|help|\bfine|\bok\b)",
         r"重启[^\n]{0,12}(?:可以|好了|正常)",
-    ),
-    "unpinning_helps": words(
-        r"\bfix(?:e[sd])?\b[^\n]{0,60}disable[-_ ]pinned",
-        r"disabl\w+[-_ ]pinned[-_ ]memory\b[^\n]{0,60}\b(?:fix|solv|help|works?\b|runs?\b)",
     ),
     "counts_metrics": words(
         r"\btorchmetrics?\b|\bmetrics?\b[^.\n]{0,60}\b(?:leak|reset|accumulat)",
@@ -460,25 +357,74 @@ _ASKED = re.compile(
 _ASKED_AT_END = re.compile(r"[^\n。！.!，,]{0,10}(?:吗|么|呢)?\s?[?？]|[^\n。！.!?？，,]{0,6}吗")
 _ASKED_BEFORE = re.compile(r"(?:是不是|是否|难道|请问[^\n。]{0,8}是)[^\n。！？?]{0,16}$")
 _LONGEST_STORY = 10_000  # longer texts are logs
+_LONGEST_QUOTE = 160
+# Lines of code and frames: what they do is not what their author says of the run.
+_CODE_LINE = re.compile(
+    r"^[ \t>|]{0,40}(?:(?:import|from|def|class|for|while|with|return|print|elif|except|try|else|del|raise|async"
+    r"|await)\b[^\n]*[:(=)][^\n]*|[\w.\[\]'\"*{}]{1,60}(?:, ?\w{1,30}){0,4} ?[-+*/|]?= ?[^\s=][^\n]*"
+    r"|[\w.]{1,60}\([^\n]*\)[,;]?[ \t]*|File \"[^\n]*"
+    r"|import \w[^\n]*|[\])}]+,?[ \t]*)$",
+    re.M,
+)
+# Statements that code makes, too.
+_IN_CODE = {
+    *OF_THE_RUN,
+    "keeps_predictions",
+    "predicts_all",
+    "takes_no_share",
+    "keeps_graph",
+    "lacks_no_grad",
+    "indexes",
+    "counts_metrics",
+    "smaller_share_helps",
+}
+_LONGEST_BESIDE = 60  # on either side of the words that were found
+_END_OF_CLAUSE = re.compile(r"[!?;。！？；\n]|\.(?=\s|$)")
+_MARKS = re.compile(r"[\s`*#>|]+")
 
 
-def said_in(text: str) -> frozenset[str]:
-    """The keys of all statements that a cleaned text makes about the run: questions, advice and quotes are none."""
+def said_in(text: str) -> dict[str, str]:
+    """The statements that a cleaned text makes about the run, as keys and the words that say it.
+
+    Questions, advice and quotes are none.
+    """
     if len(text) > 2 * _LONGEST_STORY:
         text = f"{text[:_LONGEST_STORY]}\n{text[-_LONGEST_STORY:]}"
     said = _NEGATION.sub(r"\1n't", _BLANKS.sub(" ", _QUOTED.sub("", text)))
-    keys = frozenset(key for key, pattern in TOLD.items() if _is_told(pattern, said))
-    if "grows" in keys and not _is_told(TOLD["grows"], _COMPARED.sub("", said)):
-        keys -= {"grows"}
-    has_trained = "training_fits" in keys or not _TRAINS_NOW.search(said)
-    if "spills" in keys:  # the card is full first
-        keys -= {"host_fills"}
-    infers_after_training = has_trained and "infers" in keys and "evaluates" not in keys
-    return keys - {"trains"} if infers_after_training else keys
+    prose = _CODE_LINE.sub(lambda match: " " * len(match.group()), said)
+    sources = ((key, pattern, said if key in _IN_CODE else prose) for key, pattern in TOLD.items())
+    matches = {key: match for key, pattern, text in sources if (match := _told(pattern, text)) is not None}
+    if "grows" in matches and _told(TOLD["grows"], _COMPARED.sub("", said)) is None:
+        del matches["grows"]
+    has_trained = "training_fits" in matches or not _TRAINS_NOW.search(said)
+    if "spills" in matches:  # the card is full first
+        matches.pop("host_fills", None)
+    if has_trained and "infers" in matches and "evaluates" not in matches:
+        matches.pop("trains", None)
+    quotes = {key: clause_around(said, match.start(), match.end()) for key, match in matches.items()}
+    if "works_without" in matches:  # "if I don't add it": what it is was said before
+        match = matches["works_without"]
+        start = max(0, match.start() - 2 * _LONGEST_QUOTE)
+        before = _MARKS.sub(" ", said[start : match.start()]).partition(" ")[2]
+        quotes["works_without"] = f"… {before}{_MARKS.sub(' ', match.group())}"
+    contrast = contrast_in(said)
+    return quotes | ({"sizes_contrast": clause_around(contrast, 0, len(contrast))} if contrast else {})
 
 
-def _is_told(pattern: re.Pattern[str], text: str) -> bool:
-    """Whether a match is a statement, not a question or advice: "check whether others use it", "is it a leak?"."""
+def clause_around(text: str, start: int, end: int) -> str:
+    """The words of a text from ``start`` to ``end`` with those of their sentence around them, short enough to quote."""
+    end = min(end, start + _LONGEST_QUOTE)
+    before = _END_OF_CLAUSE.split(text[max(0, start - _LONGEST_BESIDE) : start])[-1]
+    after = _END_OF_CLAUSE.split(text[end : end + _LONGEST_BESIDE], maxsplit=1)[0]
+    is_cut = len(before) == _LONGEST_BESIDE, len(after) == _LONGEST_BESIDE
+    before = before.partition(" ")[2] if is_cut[0] and " " in before else before
+    after = after.rpartition(" ")[0] if is_cut[1] and " " in after else after
+    quote = _MARKS.sub(" ", f"{before}{text[start:end]}{after}").strip(" -,:;.、，。：；")
+    return f"{'… ' if is_cut[0] else ''}{quote}{' …' if is_cut[1] else ''}"
+
+
+def _told(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """The first match that is a statement, not a question or advice: "check whether others use it", "is it a leak?"."""
     for match in pattern.finditer(text):
         start = match.start()
         sentence = max(text.rfind(end, 0, start) for end in (". ", "! ", "? ", "\n")) + 1
@@ -487,8 +433,8 @@ def _is_told(pattern: re.Pattern[str], text: str) -> bool:
         if _GUESSED.search(text, max(sentence, start - 48), start):
             continue
         if not _is_asked_in_chinese(text, start, match.end()):
-            return True
-    return False
+            return match
+    return None
 
 
 def _is_asked_in_chinese(text: str, start: int, end: int) -> bool:

@@ -21,6 +21,7 @@ _SIDES = re.compile(
 )
 _TAKEN = re.compile(r"\bempty_strided_\w{3,4}\([^\n]*")  # by compiled code
 _NOT_A_PICTURE = re.compile(r"(?:shape|size mismatch|weight|linear|matrix|torch\.size|tensor)\W{0,10}$", re.I | re.A)
+_OF_A_PICTURE = re.compile(r"image|picture|photo|frame|video|resolution|size|shape|crop|tile|scan|slide|pixel", re.I)
 _PICTURE_SIDE = re.compile(
     r"(?:images?|pictures?|resolution)[^.\n\d]{0,24}>?\s?(\d{4,5})(?![\d.])\s?(?:px|pixels|p\b)?", re.I
 )
@@ -111,6 +112,8 @@ def large_inputs(text: str) -> tuple[Magnitude, ...]:
     for match in _SIDES.finditer(text):
         if _NOT_A_PICTURE.search(text, max(0, match.start() - 24), match.start()):
             continue
+        if match.group().startswith("(") and not _OF_A_PICTURE.search(text, max(0, match.start() - 60), match.start()):
+            continue  # any two numbers
         sides = [int(side) for side in match.groups() if side]
         if sides[0] * sides[1] * (sides[2] if len(sides) > 2 else 1) >= _LARGE_PICTURE:
             found.setdefault("picture", Magnitude("picture", match.group().strip()))

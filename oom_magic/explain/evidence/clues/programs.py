@@ -73,10 +73,11 @@ def _stage(
 
 
 # Programs that are shown as kinds, in the catalogue's words.
-_KINDS = {"server": "program_server", "pictures": "program_pictures", "diffusion": "program_pictures"}
+_KINDS = {"server": "program_server", "pictures": "program_pictures", "diffusion": "program_pictures",
+          "boosting": "program_boosting"}  # fmt: skip
 _WITHOUT_TORCH = frozenset({
     "llama_cpp", "ollama", "onnxruntime", "tensorrt", "jax", "tensorflow", "rapids", "cupy", "numba", "thrust",
-    "paddle", "caffe", "mxnet", "darknet", "matlab", "ctranslate2",
+    "paddle", "caffe", "mxnet", "darknet", "matlab", "ctranslate2", "boosting",
 })  # fmt: skip
 _LOADS = (
     r"\bload_model\b|load_weights|create_weights|process_weights|Loading (?:model )?weights|Loading safetensors"
@@ -320,6 +321,8 @@ PROGRAMS: tuple[Program, ...] = (
     Program("numba", "Numba", re.compile(r"\bnumba\b"), (), remedies=("smaller_arrays",)),
     Program("thrust", "Thrust", re.compile(r"\bthrust::|parallel_for failed"), (),
             remedies=("smaller_arrays",), default_cause=(Cause.REQUEST_ALONE_TOO_BIG, 0.3)),
+    Program("boosting", "gradient boosting", re.compile(r"\bcatboost|\bxgb\w*|\blightgbm|\blgb\.", re.I | re.A), (),
+            remedies=("fewer_bins",), default_cause=(Cause.ACTIVATIONS, 0.3)),
     Program("paddle", "PaddlePaddle", re.compile(r"paddle", re.I | re.A), (),
             trains=True, remedies=("smaller_batch_plain", "smaller_input", "paddle_fraction")),
     Program("caffe", "Caffe", re.compile(r"\bcaffe2?\b", re.I | re.A), (), trains=True,
@@ -337,6 +340,7 @@ _TRAINS = re.compile(
     r"|[/\\]optim[/\\]|\bTrainer\b"
     r"|MegatronTrain|\bdreambooth\b|\btrain (?:a|any|my) (?:\w+ ){0,2}(?:models?|loras?|networks?)\b"
     r"|\brunning training\b|number of trainable parameters"
+    r"|\bactor_rollout|\bverl\b|ray::WorkerDict"
     r"|\btrain(?:ing)?\.py|async_train|policy[_ ]?loss|[Ss]FTTrainer|GRPO|\bDPO\b|finetun|in train\b"
     r"|\btrain\w* (?:\w+ ){0,3}loras?\b|\btrain_batch_size\b|\bnetwork_train_unet|\btrain the (?:sdxl|model|network)\b"
     r"|训练(?:的时候|时|过程|中|容易|报错|会)"
@@ -359,6 +363,7 @@ _GENERAL = (
     "mxnet",
     "darknet",
     "matlab",
+    "boosting",
 )
 PROGRAMS_BY_KEY = {program.key: program for program in PROGRAMS}
 # Programs whose messages are passed on by another one; TensorFlow's allocator is XLA's, which JAX runs, too.
@@ -373,7 +378,8 @@ _BY_FORMAT = {
     "llama_cpp": "llama_cpp", "llama_cpp_host": "llama_cpp", "ollama_host": "ollama", "onnxruntime": "onnxruntime",
     "tensorrt": "tensorrt",
     "tensorrt_tactic": "tensorrt", "jax": "jax", "tensorflow": "tensorflow", "rmm": "rapids", "cupy": "cupy",
-    "sd_webui": "webui", "numba": "numba", "thrust": "thrust", "paddle": "paddle", "ctranslate2": "ctranslate2",
+    "catboost": "boosting", "sd_webui": "webui", "numba": "numba", "thrust": "thrust", "paddle": "paddle",
+    "ctranslate2": "ctranslate2",
 }  # fmt: skip
 
 

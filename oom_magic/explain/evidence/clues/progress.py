@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from oom_magic.explain.evidence.clues.author_words import said_in
 from oom_magic.explain.evidence.clues.tried import tried_in
@@ -29,12 +30,14 @@ _ROUND_STEPS = 500
 class RunFacts:
     """How far a run came (``num_steps`` done, ``num_epochs``) and what the author says about it.
 
-    ``told`` are the keys of the author's statements; fields are None or empty where the text says nothing.
+    ``told`` are the keys of the author's statements, ``quotes`` the words of each; fields are None or empty where the
+    text says nothing.
     """
 
     num_steps: int | None = None
     num_epochs: int | None = None
     told: frozenset[str] = frozenset()
+    quotes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_start(self) -> bool:
@@ -63,7 +66,8 @@ def run_facts(text: str) -> RunFacts:
     label = text[max(0, bars[-1].start() - 60) : bars[-1].start()] if bars else ""
     if "Loading" in label or "shard" in label[-40:]:
         steps = None
-    return RunFacts(steps, max(epochs) if epochs else None, said_in(text) | tried_in(text))
+    said = tried_in(text) | said_in(text)
+    return RunFacts(steps, max(epochs) if epochs else None, frozenset(said), said)
 
 
 def _count(text: str) -> int:

@@ -19,7 +19,7 @@ from oom_magic.explain.evidence.clues.programs import ProgramUse, find_program
 from oom_magic.explain.evidence.clues.progress import RunFacts, run_facts
 from oom_magic.explain.evidence.clues.story import Story, story_in
 from oom_magic.explain.evidence.clues.whose_code import shown_in
-from oom_magic.explain.messages.normalization import clean
+from oom_magic.explain.messages.normalization import clean, without_repeats
 from oom_magic.explain.messages.told import named_accelerator
 
 _SKIPPED = re.compile(r"Skipping tactic")
@@ -153,6 +153,9 @@ _FRAMEWORKS = {
     "torch.compile": re.compile(r"torchinductor|_inductor|torch[/\\]_dynamo|Topologically Sorted Source Nodes", re.A),
     "Ray": re.compile(r"\bray::|\bray\.exceptions", re.A),
 }
+_NOT_USED = re.compile(
+    r"\b(?:without|not using|(?:do|did)(?:n't| not) use|instead of|rather than|unlike) [^.,;\n]{0,30}", re.I
+)
 _SYSTEMS = {
     "Windows": re.compile(
         r"\b[A-Za-z]:[/\\](?![/\\])|PS [A-Z]:\\|(?<!`)\bpowershell\b|\$env:"
@@ -286,25 +289,24 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
     """Clues in a text about the failure whose ``start`` is given; nothing found leaves the defaults."""
     cleaned = clean(text)
     lines = _trace_lines(cleaned, failure_start)
-    innermost = lines[-_NUM_INNERMOST:]
-    all_text = "\n".join(lines)
-    frames = _frames(lines)
-    head = _context(cleaned, failure_start)
-    program = find_program(_ASIDE.sub("", _raw_context(text)), all_text, message_format)
-    is_quoted = failure_start is not None and not (message_format or "").startswith("told")
-    phase = _phase_in(lines, program) if frames or is_quoted else None  # code in a story is not what failed
+    innermost, all_text, frames = lines[-_NUM_INNERMOST:], "\n".join(lines), _frames(lines)
+    head = without_repeats(_context(cleaned, failure_start))
+    raw = without_repeats(_raw_context(text))
+    program = find_program(_ASIDE.sub("", raw), all_text, message_format)
+    is_of_failure = frames or _is_quoted(failure_start, message_format)  # code in a story is not what failed
+    phase = _phase_in(lines, program) if is_of_failure else None
     return Clues(
         phase=phase,
         tensor=_tensor("\n".join(innermost)) or (None if lines else _tensor("\n".join(_QUOTED_CODE.findall(head)))),
         code=_line_of(phase, innermost) if lines and not frames else _innermost_code(innermost),
         frames=frames,
         is_training=bool(_TRAINING.search(all_text)),
-        faults=faults_in(_raw_context(text)) or faults_in(head),
+        faults=faults_in(raw) or faults_in(head),
         run=_run_of(head, lines),
         program=program,
         trace=all_text,
         has_tip=bool(_QUOTED_TIP.search(head)),
-        frameworks=tuple(name for name, pattern in _FRAMEWORKS.items() if pattern.search(head)),
+        frameworks=tuple(name for name, pattern in _FRAMEWORKS.items() if pattern.search(_NOT_USED.sub("", head))),
         systems=tuple(name for name, pattern in _SYSTEMS.items() if pattern.search(head)),
         expandable_segments=bool(_EXPANDABLE.search(_TIP.sub("", head))),
         names_accumulation=bool(_ACCUMULATION.search(head)),
@@ -325,6 +327,11 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
     )
 
 
+def _is_quoted(failure_start: int | None, message_format: str | None) -> bool:
+    """Whether the text quotes a message, not only tells of one."""
+    return failure_start is not None and not (message_format or "").startswith("told")
+
+
 def _run_of(head: str, lines: list[str]) -> RunFacts:
     """The facts of the text's run; ``in_evaluation`` is told by its frames."""
     facts = run_facts(head)
@@ -342,7 +349,7 @@ def _full_device(text: str) -> str:
 
 def _is_prose(cleaned: str, failure_start: int | None, message_format: str | None, trace: str) -> bool:
     """Whether somebody wrote sentences around the message and the traceback."""
-    if failure_start is None or (message_format or "").startswith("told"):
+    if failure_start is None or not _is_quoted(failure_start, message_format):
         said = cleaned[:_MAX_HEAD]
     else:
         longest = _BARE_LENGTH if message_format in _BARE_FORMATS else _LONGEST_MESSAGE

@@ -94,15 +94,15 @@ _NOT_MADE = words(
 _END = re.compile(r"(?:[!?;]|\.(?![\w/]))[\s\"')]{0,4}|[。！？；\n]{1,4}")
 
 
-def tried_in(text: str) -> frozenset[str]:
-    """The keys of the changes that a cleaned text's author has made already, and that did not help."""
+def tried_in(text: str) -> dict[str, str]:
+    """The changes that a cleaned text's author has made in vain, as keys and the sentence that says each."""
     if len(text) > 2 * _LONGEST_READ:
         text = f"{text[:_LONGEST_READ]}\n{text[-_LONGEST_READ:]}"
     sentences = [one[:_LONGEST_SENTENCE] for one in _END.split(re.sub(TIP, "", text)) if one.strip()]
-    return frozenset(_tried(sentences))
+    return dict(_tried(sentences))
 
 
-def _tried(sentences: list[str]) -> Iterator[str]:
+def _tried(sentences: list[str]) -> Iterator[tuple[str, str]]:
     for one, following in zip(sentences, [*sentences[1:], ""], strict=False):
         helped = _HELPED.search(one)
         if (helped and not _NOT.search(one[: helped.start()])) or _NOT_MADE.search(one):
@@ -111,4 +111,4 @@ def _tried(sentences: list[str]) -> Iterator[str]:
         if _IN_VAIN.search(one) or _TRIED.search(one) or goes_on:
             is_less = bool(_LESS.search(one))
             found = (key for key, pattern in _CHANGES.items() if pattern.search(one))
-            yield from (key for key in found if is_less or key not in _OF_SIZES)
+            yield from ((key, one.strip()) for key in found if is_less or key not in _OF_SIZES)

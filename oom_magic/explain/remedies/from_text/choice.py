@@ -146,6 +146,7 @@ _OF_TRAINING = {
 }  # fmt: skip
 _BEFORE_SEGMENTS = ("cuda_reserved_1.4-2.0",)  # messages of versions that have no expandable segments
 _SIZE_IS_WRONG = {"request_absurd", "request_overflowed", "request_above_any_device"}
+_OF_COPIES = {"told_saving", "told_merging", "told_without"}
 _LARGE_INPUT = {"input_named", "larger_input_fails"}
 _HUGE_BYTES = 24 * GIB  # of one tensor: more than most cards have
 # What each setting of a program acts on; the others are not proposed against a cause.
@@ -210,6 +211,7 @@ _ACTS_ON: Mapping[str, tuple[Cause, ...]] = {
     "cupy_limit": (Cause.MEMORY_FRACTION_LIMIT,),
     "cupy_free": (Cause.FRAGMENTATION, Cause.LEAK_OR_RETAINED_REFERENCE, Cause.OTHER_PROCESS),
     "paddle_fraction": _OF_SHARES,
+    "fewer_bins": (*_INPUTS, *_OUTSIDE),
     "ctranslate2_less": (*_INPUTS, *_WEIGHTS, *_OUTSIDE),
 }
 # Where a program has no setting of its own against it.
@@ -239,6 +241,8 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
     program = PROGRAMS_BY_KEY.get(diagnosis.program)
     on_board = "Jetson" in diagnosis.systems and diagnosis.cause is Cause.HOST_RAM  # whose memory is the GPU's, too
     own = () if program is None else _acting(program, Cause.ACTIVATIONS if on_board else diagnosis.cause)
+    if diagnosis.cause is Cause.HOST_RAM and not diagnosis.is_loading:
+        own = tuple(key for key in own if key != "quantized_model")  # the weights are on the device by then
     if own and diagnosis.cause is Cause.HOST_RAM and program is not None and not program.trains:
         usual = () if on_board else ("more_ram",)
         return (*(_by_evidence(keys, diagnosis) or _in_wsl(diagnosis)), *own, *usual)
@@ -273,8 +277,10 @@ def _of_run(diagnosis: Diagnosis, keys: set[str], is_device: bool) -> tuple[str,
     if cause is Cause.WEIGHTS_TOO_BIG and (is_inference or {"training_fits", "infers"} <= diagnosis.told):
         return ("quantized_model", "offload", "close_processes_any")
     if is_inference and cause in (Cause.ACTIVATIONS, Cause.UNKNOWN):
-        return ("smaller_input", "quantized_model", "close_processes_any")
-    if cause is Cause.WEIGHTS_TOO_BIG and (diagnosis.phase == "saving" or {"told_saving", "told_merging"} & keys):
+        return ("smaller_input", "close_processes_any")  # fewer bits leave what a pass computes as it is
+    if cause is Cause.WEIGHTS_TOO_BIG and (
+        diagnosis.phase == "saving" or _OF_COPIES & keys or "merges" in diagnosis.told
+    ):
         return ("merge_on_host",) if "merges" in diagnosis.told else ("state_on_host",)
     if of_ranks := [one for one in ("one_device_holds_more", "ranks_load_to_one") if one in keys]:
         return _BY_EVIDENCE[of_ranks[0]]

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 # Statements by authors about runs that train.
 _TOLD_OF_TRAINING = {"trains", "training_fits", "adam_costs"}
 _TRAINERS = {"transformers Trainer", "deepspeed", "FSDP", "Lightning"}
-_OF_TRANSFORMERS = ("transformers Trainer", "PEFT", "vLLM", "bitsandbytes", "deepspeed", "FSDP")
+_OF_TRANSFORMERS = ("transformers Trainer", "PEFT", "vLLM", "bitsandbytes")
 _OF_RANKS = {"deepspeed", "FSDP"}
 # What a run at hand requested, where that shows nothing of its model.
 _OF_ANY_MODEL = ("result", "copy", "gradient", "optimizer_state", "concatenation", "parameter")
 CUDA_IN_CODE = ("cuda", "hip")  # ROCm builds of PyTorch say "cuda", too
+_WITHOUT_BATCH = {"of_graphs", "of_one_scene", "one_graph", "splats", "by_boosting", "replays"}
 _DESCRIBED = {"trains", "infers", "evaluates"}
 _STYLES = {"transformers Trainer": "trainer", "accelerate": "accelerate", "deepspeed": "accelerate"}
 _HOSTED = {"Kaggle", "Colab"}
@@ -99,6 +100,7 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
     evidence = {one.key for one in diagnosis.evidence}
     may_be = {
         f"on_{diagnosis.backend}": True,
+        "may_have_batch": _may_have_batch(diagnosis),
         "by_a_program": diagnosis.program and (diagnosis.program != "pictures" or "diffuses" in told),
         "diffuses": diagnosis.program in ("diffusers", "diffusion", "webui", "comfyui"),
         "of_tokens": names_tokens(diagnosis),
@@ -106,7 +108,8 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
         "hosted": _HOSTED & set(diagnosis.systems),
         "not_its_input": diagnosis.cause not in INPUT_CAUSES,
         "full_of_its_own": diagnosis.cause in (*INPUT_CAUSES[:3], Cause.WEIGHTS_TOO_BIG, Cause.OPTIMIZER_STATE),
-        "infers_with_graphs": diagnosis.phase == "evaluation" or "lacks_no_grad" in told or _WITHOUT_NO_GRAD & evidence,
+        # a with-statement shows in no traceback, so frames without it say nothing
+        "infers_with_graphs": "lacks_no_grad" in told or _WITHOUT_NO_GRAD & evidence,
         "may_keep_graphs": _MAY_KEEP_GRAPHS & told and not is_by_settings,
         "own_loader": "own_loop" in found and loads and "other_workers" not in told,
         "by_dataloader": failure is not None and "dataloader" in failure.format,
@@ -118,6 +121,12 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
         "weights_in_half": "weights_fill_card" in evidence and "names_float32" not in told,  # they are counted so
     }
     return frozenset(found | {name for name, is_so in may_be.items() if is_so})
+
+
+def _may_have_batch(diagnosis: Diagnosis) -> bool:
+    """Whether a batch is named, or the run is one of a network that is no graph, scene or forest."""
+    is_of_network = is_of_pytorch(diagnosis) or bool({"attends", "of_text"} & diagnosis.told)
+    return "names_batch" in diagnosis.told or (is_of_network and not _WITHOUT_BATCH & diagnosis.told)
 
 
 def _whose_loop(diagnosis: Diagnosis) -> set[str]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 # Whose code trains: written by the author, or called through an object of settings.
 _OWN = "own_loop trainer accelerator"
+# That batches of a network go forward and backward through PyTorch.
+_SHOWS_A_LOOP = f"{_OWN} may_have_batch shows_code shows_settings trains_by_settings"
 
 
 @dataclass(frozen=True)
@@ -35,19 +37,27 @@ def _row(shown: str = "", absent: str = "", code: str = "", instead: str = "") -
 
 NEEDS: Mapping[str, Needs] = {
     # Training.
-    "smaller_batch_any": _row(absent="batch_of_one has_batch_of_one tried_batch of_weights", code=_OWN),
+    "smaller_batch_any": _row(
+        f"{_OWN} may_have_batch",
+        "batch_of_one has_batch_of_one tried_batch of_weights by_boosting",
+        code=_OWN,
+        instead="smaller_input",
+    ),
     "smaller_batch_plain": _row(shown="trains", absent="batch_of_one has_batch_of_one tried_batch"),
     "smaller_input": _row(absent="batch_of_one has_batch_of_one tried_batch of_weights", instead="smaller_items"),
     "smaller_items": _row(absent="tried_size tried_length of_weights"),
     "shorter_sequences_any": _row(absent="tried_length"),
     "smaller_evaluation_any": _row(absent="batch_of_one has_batch_of_one evaluates_one tried_batch"),
     "mixed_precision": _row(_OWN, absent="has_half tried_half", code=_OWN, instead="half_setting"),
-    "half_setting": _row(absent="has_half tried_half"),
+    "half_setting": _row(_SHOWS_A_LOOP, absent="has_half tried_half by_boosting of_graphs splats"),
     "half_weights": _row(f"{_OWN} of_tokens", absent="has_half weights_in_half tried_half", code="own_loop"),
     "checkpointing": _row(
         _OWN, absent="has_checkpointing tried_checkpointing", code=_OWN, instead="checkpointing_setting"
     ),
-    "checkpointing_setting": _row(absent="has_checkpointing tried_checkpointing lacks_checkpointing"),
+    "checkpointing_setting": _row(
+        _SHOWS_A_LOOP,
+        absent="has_checkpointing tried_checkpointing lacks_checkpointing by_boosting of_graphs splats",
+    ),
     "sdpa": _row(absent="has_flash tried_attention of_weights", code="own_loop trainer"),
     "chunked_loss": _row(absent="of_weights", code="own_loop trainer"),
     "lora": _row(absent="has_lora pretrains", code="own_loop trainer"),

@@ -1,0 +1,185 @@
+"""What an author saw make a difference: sizes that run and sizes that do not, what helped, what it runs without.
+
+``OBSERVED`` has them as keys, as ``author_words`` has the rest; ``contrast_in`` finds two sizes of one setting.
+"""
+
+from __future__ import annotations
+
+import re
+
+from oom_magic.explain.evidence.clues.author_setting import words
+
+_LESS = (
+    r"reduc\w*|decreas\w*|lower\w*|small(?:er)?|halv\w*|shrink\w*|shrunk|minimum|down to|chang\w*"
+    r"|play\w* (?:around )?with"
+)
+_IN_VAIN = (
+    r"(?:is |was |are )?(?:useless|pointless|in vain|to no avail)|no (?:use|avail|luck|effect|help"
+    r"|difference)|still (?:\w+ )?"
+    r"(?:happen\w*|fail\w*|get\w*|occur\w*|oom\w*|crash\w*|run\w* out|the same|not|give\w*|have|face\w*|see)"
+    r"|(?:same|identical) (?:error|problem|issue|result)|(?:results?|error|problem) (?:is|was|stays?|remains?) the same"
+    r"|nothing (?:helps|changes|works)|no success"
+)
+_OUT = r"disabl\w+|remov\w+|turn\w* (?:it )?off|switch\w* off|delet\w+|comment\w* (?:it )?out|without|skip\w*"
+_RUNS = (
+    r"(?:went away|goes? away|gone\b|disappear\w*|work(?:s|ed)\b|runs? (?:fine|smooth\w*|well|normal\w*|ok)"
+    r"|(?:is|was|are|all) (?:\w+ )?(?:fine|fixed|ok|normal|stable)|no (?:more )?(?:error|problem|oom|issue)s?\b"
+    r"|solve[sd]|fixe[sd])"
+)
+_UNDENIED = r"(?:(?!n't|\bnot?\b|\bstill\b|\bbut\b)[^.\n])"
+
+OBSERVED: dict[str, re.Pattern[str]] = {
+    "smaller_input_no_help": words(
+        rf"\b(?:{_LESS})\b[^.\n]{{0,40}}\b(?:batch\w*|images?|resolution|crops?|inputs?|size|lengths?"
+        rf"|samples)\b[^.\n]{{0,40}}\b(?:{_IN_VAIN})",
+        r"\b(?:no matter|regardless of)[^.\n]{0,30}\bbatch[ _-]?size",
+        r"(?:减小|减少|降低|调小|改小)[^\n，。]{0,16}(?:batch|批)[^\n]{0,16}(?:没用|无效|不行|不能解决|(?:还是|仍然?|依然|也)(?:会|爆|不|报|oom))",
+        r"batch[ _-]?sizes?\b[^.\n]{0,40}\b(?:did not|didn'?t|does not|doesn'?t|no) (?:help|work|effect|matter|change)",
+        r"(?:small(?:er)?|reduc\w+|lower\w*|decreas\w+|halv\w+|crop\w*)\s(?:\w+\s){0,3}(?:images?|pictures?"
+        r"|resolution|inputs?|size|crops?|length|batch[ _-]?size)\s?"
+        r"(?:\w+\s){0,3}(?:(?:doesn|didn|don|does|did|do)(?:'?t|\s?not) (?:\w+ )?(?:help|work|change|solve"
+        r"|matter)|no (?:help|effect|difference|use)|makes? no)",
+    ),
+    "smaller_batch_helps": words(
+        r"(?:reduc|decreas|lower|smaller|small)\w*\s(?:the\s|my\s)?batch[ _-]?size\w*(?:(?!n't|\bnot\b|\bno\b"
+        r"|even|still)[^.\n]){0,50}(?:help|work(?!er)|solve|fix(?! it to)|disappear|resolve|ok)",
+        r"batch[ _-]?size[^.\n]{0,40}(?:too (?:large|big|high)|is the (?:problem|cause))",
+        r"batch[ _-]?size\s?(?:=|of )?\d{1,6}[^.\n]{0,24}\b(?:works?|runs?|fine"
+        r"|ok)\b", r"\bbatch[ _-]?size\s?(?:of )?\d{1,6} it works",
+        r"have to reduce the batch", r"works? (?:fine |well )?(?:with|for) (?:a )?(?:smaller )?batch[ _-]?size",
+        r"(?:batch[ _-]?size|it)\s(?:\w+\s)?to \d{1,4}(?:(?!n't|not)[^.\n]){0,30}\b(?:solve|works|run it|fits"
+        r"|normally)",
+        r"can only fit \d{1,6} (?:examples|samples|images)", r"max(?:imum)? batch[ _-]?size[^.\n]{0,30}\d",
+        r"batch[ _-]?size?[^\n]{0,40}(?:太大|过大)",
+        r"减[小少](?:了)?\s?batch[ _-]?size?.{0,16}(?:可以|解决|就好|正常)",
+    ),
+    "larger_batch_fails": words(
+        r"(?:enlarg|increas|rais|extend)\w*\s(?:the\s)?(?:context|sequence|max\w*|prompt|input)[ _-]?(?:length|size"
+        r"|tokens|len)?",
+        r"\b(?:batch(?:[ _-]?size)?|frames?|images?) (?:larger|bigger|greater|higher|more) than \d",
+        r"\b(?:set|increas\w*|rais\w*|chang\w*|put)\s(?:the\s|my\s)?(?:max[_ ]tokens|batch[_ ]?size|num[_ ]workers"
+        r"|frames?|length)\s?(?:=|to|as)?\s?(?:an? )?(?:big|large|high|\d{3,})",
+    ),
+    "larger_input_fails": words(
+        r"(?:images?|inputs?|sequences?|samples?|videos?|resolution|crops?|tiles?|graphs?|data|scenes?"
+        r"|point clouds?|files?"
+        r"|texts?|prompts?|audios?|clouds?|dataset)\s(?:size\s)?(?:is|are|was|were|get|gets)?\s?(?:so|too|very|quite)\s"
+        r"(?:big|large|long|high|huge)",
+        r"(?:large|huge|high|big|too many|so many|lots? of|a lot of) (?:number of )?(?:\w+ )?(?:objects|b?boxes"
+        r"|instances|targets|ground[- ]truths)\b",
+        r"\b(?:very|too|extreme\w*|excessive\w*|unusual\w*|really|quite|much) (?:long|large|big|huge)(?:er)? (?:\w+ )?"
+        r"(?:sentences?|sequences?|texts?|images?|videos?|audios?|files?|inputs?|documents?|batches"
+        r"|samples?|scenes?|graphs?)\b",
+        r"only (?:fails|crashes|happens) (?:with|for|on) (?:large|long|big)",
+        r"\bfor \w+ (?:larger|bigger|longer) than \d",
+        r"(?:longer|larger|bigger) (?!gpus?\b|cards?\b|memory|vram|ram\b|machines?|instances?|models?"
+        r"|than\b|amounts?|and\b|batch|swap|one\b)[a-z]{4,}|\b(?:longer|larger|bigger) (?:sequences?"
+        r"|inputs?|images?|context|datasets?|graphs?|resolutions?|files?|prompts?|volumes?|videos?)\b",
+        r"(?:as|when|after) the context grows", r"\b(?:large|huge|big|high[- ]?res\w*|long) (?:\w+ )?(?:images?|graphs?"
+        r"|inputs?|pictures?|volumes?|videos?|context\w*|prompts?|sequences?|point clouds?|scenes?|resolution)\b",
+        r"1920\s?[x\u00d7]\s?1080|\b4k\b|6300, 6304", r"high(?:er)? (?:resolution|quality)",
+        r"(?:序列|图像|图片|上下文|文本|视频)(?:长度|分辨率)?(?:太|过|很)(?:长|大|高)",
+        r"\blong(?:er)? (?:audio|wav|videos?|files?|inputs?|texts?|documents?)",
+        r"(?:audio|video|file|text|image)\w*\s(?:\w+\s)?(?:longer|larger|bigger) than",
+        r"长达|长音频|长视频|(?<!无法处理)长文本|高分辨率",
+        r"ground[- ]truths? per im|(?:gt|ground[- ]truth)[_ ](?:b?box(?:es)?)\b|bbox_overlaps|label assign\w*"
+        r"|pairwise_iou",
+    ),
+    "smaller_model_works": words(
+        r"\b\d{1,3}b\b (?:\w+ ){0,3}(?:can be \w+ (?:success\w*|without|fine)|works?\b"
+        r"|runs? (?:fine|ok|well)|is (?:fine|ok))",
+        r"\bsmaller models? (?:\w+ ){0,2}(?:works?|runs?|loads?|fits?|is fine|are fine)\b",
+        r"小(?:一点的)?模型(?:就|都|则)?(?:可以|没问题|正常)",
+    ),
+    "smaller_input_works": words(
+        r"(?:small(?:er)?|low(?:er)?|short(?:er)?)[- ](?:\w+ )?(?:set|subset|data\w*|images?|quality|resolution|inputs?"
+        r"|sequences?|samples?|graphs?|scenes?|files?|size)\b[^\n]{0,40}(?<!the )(?<!my )(?<!this )\b"
+        r"(?:works?\b|fine|ok|not a problem|no problem|good|success\w*|runs?\b)",
+        r"reduc\w+ (?:the )?(?:image|input|resolution|sequence|patch|crop)\b[^.\n]{0,30}(?:works?|solve|help|fix)",
+        r"works? (?:fine |well )?(?:with|for|on|at|up to) (?:small|low|short)",
+        r"max(?:imum)? \w+ (?:i can use|that works|without oom)",
+        r"\bwith \d{1,3}k (?:\w+ )?(?:loads|works|runs|fits)\b",
+    ),
+    "adam_costs": words(
+        r"\badam\w*\b[^.\n]{0,40}\b(?:oom|out of memory|more memory|double|twice|memory error|throws|runs out)",
+        r"(?:oom|out of memory|memory)\b[^.\n]{0,30}\b(?:with|using|us(?:e|ing)|for) \badam",
+        r"\bsgd\b[^.\n]{0,60}\b(?:works?|fine|ok|fits|runs|no (?:oom|problem))", r"(?:switch"
+        r"|chang)\w* (?:\w+ ){0,4}(?:to|from) \b(?:sgd|adam\w*|adafactor)",
+        r"\d ?gi?b for (?:the )?optimi[sz]er", r"(?:8[- ]?bit[ -]?adam|adafactor)[^.\n]{0,40}(?:work|fits|help|solv)",
+    ),
+    "smaller_share_helps": words(
+        r"(?:lower|reduc|decreas|smaller)\w*\s(?:the\s)?`?(?:--)?(?:gpu[-_ ]?)?(?:memory|mem)[-_ ]?(?:ratio"
+        r"|fraction|utili[sz]ation)(?![^\n]{0,160}(?:n't|\bnot?) (?:\w+ )?(?:help|solv|fix|work|change))",
+        r"preallocat\w+[^.\n]{0,40}(?:help|fix|solv|works)"
+        r"(?![^\n]{0,120}(?:n't|\bnot?) (?:\w+ )?(?:help|solv|fix|work|change))"
+        r"(?![^.]{0,80}\b(?:still|same (?:error|problem|issue))\b)",
+        r"\b(?:fix\w*|solv\w*|workaround|help\w*|works?)\b[^.\n]{0,60}preallocat",
+    ),
+    "unpinning_helps": words(
+        r"\bfix(?:e[sd])?\b[^\n]{0,60}disable[-_ ]pinned",
+        r"disabl\w+[-_ ]pinned[-_ ]memory\b[^\n]{0,60}\b(?:fix|solv|help|works?\b|runs?\b)",
+    ),
+    "full_at_any_size": words(
+        r"\b(?:memory|vram)\b[^.\n]{0,30}\b(?:full\w*|all|occupied|used|taken)\b[^.\n]{0,30}"
+        r"\b(?:no mat+er|regardless|whatever|any)\b[^.\n]{0,16}batch",
+    ),
+    "works_without": words(
+        rf"\b(?:{_OUT})\b{_UNDENIED}{{0,80}}?\b{_RUNS}",
+        rf"\bif (?:i|we|you) (?:do(?:n't| not)|didn't) (?:add|use|set|enable)\b{_UNDENIED}{{0,80}}?"
+        r"\b(?:fine(?![- ]?tun)|ok|normal|works?)\b",
+        rf"\b(?:works?|runs?)\b{_UNDENIED}{{0,30}}\b(?:without|(?:when|if|after) (?:i |we )?(?:disabl|remov|turn)\w*)\b"
+        r"[^.\n]{0,60}",
+        r"(?:去掉|关闭|关掉|不用|禁用|注释掉?)[^\n，。]{0,20}(?:就?(?:可以|正常|好了|没问题))",
+    ),
+    "ran_before": words(
+        r"\bsame (?:code|script|settings?|parameters?|config\w*|command|batch[ _-]?size|data ?set)\b[^.\n]{0,60}"
+        r"\b(?:worked|ran|was running|used to (?:work|run))\b",
+        r"\b(?:worked|ran|was running) (?:\w+ ){0,3}(?:before|yesterday|last (?:week|night|month)|previously"
+        r"|(?:two|few|\d) days ago|until (?:yesterday|today|now))\b(?! (?:i |we |the )?(?:updat|upgrad|chang))",
+        r"(?:之前|以前|昨天|前几天)(?:[^\n，。小少]{0,12})(?:可以|正常|能跑|没问题)"
+        r"|전에[^.\n]{0,12}(?:돌아갔|됐|되었|잘 되)|(?:以前|昨日)は?[^\n。]{0,12}(?:動い|でき)",
+    ),
+}  # fmt: skip
+
+_SIZE = words(
+    r"batch|lengths?\b|_len\w*|sizes?\b|resolution|depth|frames?\b|\btokens?|context|\bctx\b|points\b|images?\b"
+    r"|\bseq\w*|\blayers?\b|배치|해상도|길이|バッチ|解像度|размер|长度|大小|分辨率|批",
+)
+_PARTS = re.compile(
+    r"[,;!?，。；、]|\.(?=\s|$)|\s[-–—]+\s|\b(?:but|while|whereas|however|and|yet)\b|(?:但是?|而)", re.I
+)
+_NUMBER = re.compile(r"(?<![\w.])\d{1,6}(?![\d.]*\d)")
+_DOES_NOT_RUN = words(r"(?:n't|\bnot) (?:\w+ )?(?:work|run|fit|enough)\w*|\bunable\b|\bcannot\b|不行|不能|跑不")
+_DOES_RUN = words(
+    r"\bwon't\b|(?:n't|\bnot) (?:\w+ )?(?:fail|crash|oom|happen|occur|get)\w*"
+    r"|\bno (?:\w+ )?(?:oom|error|problem|issue)s?\b"
+    r"|\b(?:works?|worked|fine(?![- ]?tun)|runs?(?! out)|ok(?:ay)?|success\w*|normal\w*|fits?)\b",
+    r"可以|正常|没问题|能跑|(?:발생되지|발생하지) 않|정상|문제 ?없|잘 돌|動[きいく]|問題な|работает|нормально",
+)
+_FAILS = words(
+    r"\boom\b|out of memory|\bmemory error|\bfail\w*|\bcrash\w*|\berrors?\b|爆|报错|不够|오류|에러|부족|エラー|落ち"
+    r"|ошибк\w*|не хват",
+)
+_LONGEST_READ = 10_000
+_LONGEST_LINE = 600
+
+
+def contrast_in(text: str) -> str:
+    """The line in which a cleaned text says of one setting which size runs and which fails; empty if there is none."""
+    for line in text[:_LONGEST_READ].split("\n"):
+        if len(line) <= _LONGEST_LINE and _SIZE.search(line) and len(_NUMBER.findall(line)) > 1:
+            outcomes: dict[str, bool | None] = {}  # what is said first of a number: others may have more memory
+            for part in _PARTS.split(line):
+                outcomes = {number: _outcome(part) for number in _NUMBER.findall(part)} | outcomes
+            if {True, False} <= {*outcomes.values()}:
+                return line.strip()
+    return ""
+
+
+def _outcome(part: str) -> bool | None:
+    """Whether a part of a sentence says that something runs; None where it says neither."""
+    if _DOES_NOT_RUN.search(part):
+        return False
+    if _DOES_RUN.search(part):
+        return True
+    return False if _FAILS.search(part) else None

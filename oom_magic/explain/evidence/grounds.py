@@ -1,0 +1,84 @@
+"""What a statement about a text rests on: the author's words, which are quoted with it, or it is not made.
+
+One table for every sentence that says what a text says. Numbers, frames and lines of code carry their evidence in the
+values of their sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from oom_magic.explain.evidence.causes import Evidence
+
+# The author's statements (keys of ``author_words`` and ``author_setting``) of which one must be there.
+RESTS_ON: Mapping[str, tuple[str, ...]] = {
+    "smaller_batch_helps": ("smaller_batch_helps",),
+    "larger_batch_fails": ("larger_batch_fails",),
+    "larger_input_fails": ("larger_input_fails",),
+    "smaller_input_works": ("smaller_input_works",),
+    "smaller_input_no_help": ("smaller_input_no_help", "tried_size"),
+    "smaller_share_helps": ("smaller_share_helps",),
+    "host_fills": ("host_fills",),
+    "memory_grows": ("grows",),
+    "grows_in_evaluation": ("grows",),
+    "told_shared": ("shares_device",),
+    "told_models_beside": ("models_beside",),
+    "told_models_in_turn": ("repeats_models",),
+    "told_metrics": ("counts_metrics",),
+    "told_pieces": ("blames_fragments",),
+    "told_unpinned": ("unpinning_helps",),
+    "told_scores_all": ("scores_all",),
+    "told_killed": ("killed", "kernel_dies"),
+    "told_whole": ("full_batch",),
+    "told_full_at_any_size": ("full_at_any_size",),
+    "told_no_grad": ("lacks_no_grad",),
+    "told_embeddings": ("embeds_many",),
+    "told_share": ("names_share",),
+    "told_smaller_model": ("smaller_model_works",),
+    "told_saving": ("saves",),
+    "told_loading": ("loads",),
+    "told_evaluation": ("evaluates",),
+    "told_repeated": ("repeated_use",),
+    "replay_buffer": ("replays",),
+    "told_files": ("handles_files",),
+    "told_files_beside": ("handles_files",),
+    "told_left_over": ("left_over",),
+    "told_room_at_start": ("room_at_start",),
+    "told_late": ("after_while",),
+    "told_graph_kept": ("keeps_graph",),
+    "told_at_optimizer": ("at_optimizer",),
+    "told_offload_helps": ("offload_helps",),
+    "told_spills": ("spills",),
+    "told_collects": ("collects_results",),
+    "told_loads_data": ("loads_data",),
+    "told_ram_only": ("speaks_of_ram",),
+    "told_conversation": ("converses",),
+    "told_adam": ("adam_costs",),
+    "told_workers": ("workers",),
+    "told_merging": ("merges",),
+    "told_given": ("is_given_memory",),
+    "told_host_library": ("computes_on_host",),
+    "told_frees_at_end": ("frees_at_end",),
+    "told_new_only": ("grows_with_new",),
+    "told_page_file": ("page_file",),
+    "told_shutdown": ("shuts_down",),
+    "told_rises_once": ("rises_once",),
+    "told_rises_to_a_level": ("rises_to_a_level",),
+    "told_batch_of_one": ("batch_of_one",),
+    "dense_pairs": ("dense_pairs",),
+    "index_error_beside": ("indexes",),
+    "told_without": ("works_without",),
+    "told_contrast": ("sizes_contrast",),
+    "told_ran_before": ("ran_before",),
+}
+
+
+def grounded(items: Iterable[Evidence], quotes: Mapping[str, str]) -> Iterator[Evidence]:
+    """The pieces of evidence, each with the words it rests on (``quote``); without such words it is left out."""
+    for item in items:
+        grounds = RESTS_ON.get(item.key)
+        quote = next((quotes[key] for key in grounds or () if quotes.get(key)), "")
+        if quote:
+            yield Evidence(item.key, {**item.values, "quote": quote})
+        elif grounds is None:
+            yield item

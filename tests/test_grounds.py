@@ -1,0 +1,111 @@
+"""What is said of a text carries the words it rests on; what the author has seen is not asked again."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from oom_magic.explain.evidence.causes import Evidence
+from oom_magic.explain.evidence.clues.author_words import TOLD, said_in
+from oom_magic.explain.evidence.clues.differences import contrast_in
+from oom_magic.explain.evidence.clues.tried import tried_in
+from oom_magic.explain.evidence.grounds import RESTS_ON, grounded
+from oom_magic.explain.explainer import explain
+from oom_magic.explain.sentences.catalogue import SENTENCES
+from oom_magic.explain.sentences.evidence import EVIDENCE
+
+# What these say of the text is shown in another way: by their values, by the frames, or by there being nothing.
+_SHOWN_OTHERWISE = {
+    "input_named", "weights_named", "weights_fill_card", "weights_above_ram", "quoted_tensor", "training_told",
+    "inference_told", "told_no_device", "told_conversation",
+}  # fmt: skip
+_OF_THE_TEXT = re.compile(
+    r"\b(?:The text (?:says|mentions|is about|names|quotes|trains|compares)|The model in the text)"
+)
+
+
+def test_every_sentence_about_the_text_rests_on_its_words():
+    said = {key for key, sentence in EVIDENCE.items() if _OF_THE_TEXT.search(str(sentence))}
+    assert said - RESTS_ON.keys() - _SHOWN_OTHERWISE == set()
+    assert [key for key in RESTS_ON if key not in SENTENCES] == []
+    known = {*TOLD, *tried_in("I reduced the image resolution and it does not help"), "sizes_contrast"}
+    assert {one for keys in RESTS_ON.values() for one in keys} <= known
+
+
+def test_without_its_words_it_is_not_said():
+    told, number = Evidence("told_shared"), Evidence("mps_own_fill", {"held_bytes": 1, "limit_bytes": 2})
+    assert [*grounded([told, number], {})] == [number]
+    (quoted,) = grounded([told], {"shares_device": "my colleague runs another job"})
+    assert quoted.values["quote"] == "my colleague runs another job"
+
+
+def test_the_words_are_those_of_one_sentence():
+    text = "It is a U-Net.\nOn two cards another user's process uses the GPU, too. Batch size 4."
+    assert said_in(text)["shares_device"] == "On two cards another user's process uses the GPU, too"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_one"),
+    [
+        ("with batch size 64 it is OOM, with 32 it works", True),
+        ("batch size를 256으로 하니 에러가 발생하며, 128로 줄이니 오류가 발생되지 않습니다", True),
+        ("everything is fine at a depth of 14 - but at a depth of 16 it runs out of memory", True),
+        ("max_len=2048 is OOM, 1024 won't, others can run it successfully in 2048", True),
+        ("batch size 64 and 32 are both OOM", False),
+        ("with batch size 64 it works on 8 GPUs", False),
+        ("I have 2 cards of 24 GB; it runs out of memory", False),
+    ],
+)
+def test_two_sizes_of_one_setting(line, is_one):
+    assert bool(contrast_in(line)) is is_one
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "not_said"),
+    [
+        pytest.param(
+            "Fine-tuning a 7B with LoRA on a V100: with model_max_length=2048 it is OOM, with 1024 it won't. Why?",
+            ["which does not", "model_max_length=2048"], ["half as large", "Halve", "half as much"], id="a check that was made",
+        ),
+        pytest.param(
+            "With cache=True the RAM goes from 3 to 50 GB until my training is killed, but if I don't add it, it works fine",
+            ["runs without this", "cache=True"], ["Watch the"], id="what it runs without",
+        ),
+        pytest.param(
+            "FSDP, CUDA OOM after the first epoch. I disabled model checkpointing and the memory error went away.",
+            ["extra copy of the weights", "cpu_offload"], ["Shorter", "Halve", "QLoRA"], id="without saving it runs",
+        ),
+        pytest.param(
+            "import pandas as pd\nGPU: 3 x RTX 2070 8 GB. CatBoostClassifier(task_type='GPU'): depth 14 works"
+            " fine, depth 16 runs out of memory",
+            ["border_count"], ["no GPU", "RAM", "microbatch", "checkpointing"], id="trees on a GPU",
+        ),
+        pytest.param(
+            "what() -> \"catboost/cuda/memory_pool.h:305: Error: Out of memory. Requested 17476.96; Free 2255.54\"",
+            ["CatBoost could not"], ["microbatch", "no known"], id="CatBoost's message",
+        ),
+        pytest.param(
+            "CUDA out of memory. Tried to allocate 2.00 MiB (GPU 0; 39.59 GiB total capacity; 98.78 MiB already allocated; 3.19"
+            " MiB free; 116.00 MiB reserved in total by PyTorch) If reserved memory is >> allocated memory try setting"
+            " max_split_size_mb to avoid fragmentation.", ["only have delayed"], ["tip applies"], id="the tip beside others",
+        ),
+        pytest.param(
+            "RuntimeError: CUDA out of memory. Tried to allocate 686.00 MiB (GPU 0; 8.00 GiB total capacity; 436.97 MiB already"
+            " allocated; 5.60 GiB free; 17.03 MiB cached)", ["what is free is in pieces"], ["cache has enough"],
+            id="pieces that are not the cache's",
+        ),
+        pytest.param(
+            "During training the number of points increased from 30,000 to 239,453, and then I got a CUDA out of memory error.",
+            ["half as much"], ["microbatch", "gradient accumulation", "checkpointing"], id="no batch is named",
+        ),
+        pytest.param(
+            "Loading the data set consumes around 316GB of RAM. Is there a way to reduce this?",
+            ["used up"], ["ran out", "GPU memory ran"], id="much is not all",
+        ),
+    ],
+)  # fmt: skip
+def test_the_answer_stays_with_the_words(text, said, not_said):
+    shown = " ".join(str(explain(text, fast=True, lang="en")).split())
+    assert [word for word in said if not re.search(word, shown)] == []
+    assert [word for word in not_said if re.search(word, shown)] == []
