@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from oom_magic.explain.diagnosis import Diagnosis
@@ -365,7 +366,10 @@ def _possible(diagnosis: Diagnosis) -> Iterator[Block]:
         check = render_evidence(first.check, lang)
         blocks.append(Sentence(f"• {translate('possible_first', lang, check=check) if others else check}"))
     for one in others[:_MOST_OTHERS]:
-        cause, degree = _cause(one.cause, diagnosis), translate(f"confidence_{one.confidence.value}", lang)
+        cause, degree = (
+            _cause(one.cause, replace(diagnosis, evidence=one.evidence)),
+            translate(f"confidence_{one.confidence.value}", lang),
+        )
         text = translate("possible_also", lang, cause=cause, confidence=degree, check=render_evidence(one.check, lang))
         blocks.append(Sentence(f"• {text}", "quiet"))
     if blocks:

@@ -90,7 +90,7 @@ _OF_KILLED = MessageKind("told_host", "cpu", True, KILLED, True)
 _MEMORY_OF_DEVICE = re.compile(r"\b(?:gpu|cuda|video|graphics)[- ]?(?:memory|ram)\b|\bv-?ram\b|显存", re.I | re.A)
 # Chinese authors call both memories 内存, where they do not say 显存.
 _VIDEO_MEMORY = re.compile("[显顯][存卡]")
-_DEVICE_IS_FINE = re.compile(r"显存(?:占用)?(?:是|都|也|还)?(?:没有?问题|正常|足够|充足|够)")
+_DEVICE_IS_FINE = re.compile(r"显存(?:占用)?(?:是|都|也|还)?(?:没有?问题|正常|足够|充足|够)(?: ?\([^)\n]{0,24}\))?")
 _MEMORY_IN_CHINESE = re.compile("[内內]存|記憶體")
 _MEMORY_OF_HOST = re.compile(r"\bram\b|\bswap\b|\b(?:system|host|main) memory\b", re.I | re.A)
 _NO_DEVICE = re.compile(

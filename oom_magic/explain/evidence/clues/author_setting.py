@@ -204,7 +204,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|\bbs ?= ?1\b(?![\d.])|\b(?:ims_per_batch|(?:imgs|samples)_per_gpu)\W{1,4}(?:equal to )?1\b(?![\d.])"),
     "has_8bit_optimizer": words(r"8[- ]?bit[- _]?adam|adamw?(?:_bnb)?_8bit"),
     "has_workspace": words(r"\bmax_workspace_size\W|--workspace[= ]|--memPoolSize"),
-    "tiles": words(r"enable_(?:vae_)?tiling\(|\b(?:decode|encode)_tiled\w{0,4}\("),
+    "tiles": words(r"enable_(?:vae_)?tiling\(|\b(?:decode|encode)_tiled\w{0,4}\(|\bretrying with tiled\b"),
     "caches_in_8_bits": words(r"KV_CACHE_TYPE\W{1,3}q[48]_|cache-type-k q[48]_"),
     "diffuses": words(
         r"diffus|\bvae\b|\bprompts?\b|\bpipe(?:line)?\b|\bflux\b|\bsd(?:xl|3)?\b|\bunet\b|\bloras?\b|sampler|hunyuan|\bwan\b"
@@ -271,6 +271,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|device)[ :#-]{0,2}0\b",
         r"\b(?:gpu|cuda|device)[ :#-]{0,2}0\b[^.\n]{0,40}\b(?:more|higher|additional|extra|all|every|each"
         r"|than (?:the )?others?)\b",
+        r"\b(?:im-?|un)balanced? (?:gpu )?memory|memory (?:usage )?(?:is )?(?:im-?|un)balance|\buneven (?:gpu )?memory"
+        r"|\bmain device\b[^.\n]{0,40}\b(?:more|runs? out|full)\b",
         r"\b(?:the )?(?:0|first|1st|master|main) (?:gpu|card)\b[^.\n]{0,40}\b(?:more|higher|overflow\w*|full|extra)\b"
         r"|\bone (?:gpu|card)\b[^.\n]{0,40}\b(?:another|others?)\b[^.\n]{0,24}\bonly\b",
         r"(?:\u6240\u6709|\u5168\u90e8|\u6bcf\u4e2a)[^\n]{0,16}(?:gpu|cuda|\u5361)[ :]?0\b|(?:gpu|cuda"

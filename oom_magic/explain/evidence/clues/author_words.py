@@ -119,6 +119,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         rf"\b(?:high|large|huge|excessive|too much) {_HOST} (?:usage|use|consumption|load|pressure)",
         rf"{_HOST} (?:requirements?|usage|consumption|footprint) (?:is|are) (?:\w+ ){{0,2}}(?:huge|high|large)",
         rf"{_HOST}{_NO_GPU}{{0,12}}\b(?:cost|tak|us|consum)\w* (?:too|so) (?:much|high)",
+        r"\b(?:consum|tak|eat|fill)(?:s|es|ing|e)?\b[^.\n]{0,24}\b\d{2,4} ?[gt]i?b of (?:ram|swap)\b",
         r"\barray is too big\b",
         r"(?:system|machine|computer|server) (?:is |was )?going out of memory",
         r"\(?NOT (?:on )?GPU",
