@@ -366,14 +366,18 @@ def _possible(diagnosis: Diagnosis) -> Iterator[Block]:
         check = render_evidence(first.check, lang)
         blocks.append(Sentence(f"• {translate('possible_first', lang, check=check) if others else check}"))
     for one in others[:_MOST_OTHERS]:
-        cause, degree = (
-            _cause(one.cause, replace(diagnosis, evidence=one.evidence)),
-            translate(f"confidence_{one.confidence.value}", lang),
-        )
+        cause, degree = _cause(one.cause, replace(diagnosis, evidence=one.evidence)), _degree(one, lang)
         text = translate("possible_also", lang, cause=cause, confidence=degree, check=render_evidence(one.check, lang))
         blocks.append(Sentence(f"• {text}", "quiet"))
     if blocks:
         yield Details(translate("heading_possible" if others else "heading_confirm", lang), tuple(blocks))
+
+
+def _degree(one: PossibleCause, lang: Language) -> str:
+    """How sure a cause is, and what speaks for it."""
+    degree = translate(f"confidence_{one.confidence.value}", lang)
+    said = next((_with_its_words(item, lang) for item in one.evidence if item.key not in _SAYS_LITTLE), "")
+    return f"{degree}{'；' if lang == 'zh' else '; '}{said.rstrip('.。')}" if said else degree
 
 
 def _is_worth_confirming(one: PossibleCause, diagnosis: Diagnosis) -> bool:

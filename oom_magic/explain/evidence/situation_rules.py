@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
@@ -30,6 +31,7 @@ _LIGHT_PART = 4  # weights that fit the card so many times are not what fills it
 # What is said of a run whose weights do not lie on one card as a whole.
 _NOT_WHOLE = {"shards", "swaps_blocks", "keeps_in_ram", "offloads_parts"}
 _AFTER_LOADING = ("kv_cache", "compute", "serving", "logits", "vae")  # stages in which the weights are there
+_OF_A_LOG = re.compile(r"\d\d:\d\d:\d\d|\d%\|")
 _LARGE_WEIGHTS = 12 * GIB  # most cards hold no more
 
 
@@ -274,6 +276,7 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
     elif (
         "loads" in told
         and "resumes" not in told
+        and not _OF_A_LOG.search(clues.run.quotes.get("loads", ""))  # which goes on after it
         and not (clues.phase or clues.program or clues.num_trained or clues.is_training)
     ):
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.4, Evidence("told_loading"))

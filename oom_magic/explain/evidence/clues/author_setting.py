@@ -141,7 +141,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"[^\n]{0,80}\b(?:generat|frames?|prompts?|video|workflow|720p|480p|t2v|i2v|image|resolution)",
         r"\b(?:text|image)[- ]?(?:to|2)[- ]?(?:video|image)\b|\b[ti]2[vi]\b|\bi2v|t2v\b",
         r"(?<!-)\bforge\b|(?<![.\w/])workflow\b[^\n]{0,80}\b(?:images?|videos?|loras?|upscal\w*|flux|wan|nodes?)\b",
-        r"(?:generat|render)\w* (?:\w+ ){0,3}(?:frames|videos?|pictures?|images?)\b", r"\b(?:number of|more) frames\b"
+        r"(?:generat|render)\w* (?:(?!for\b|from\b|of\b|with\b|on\b)\w+ ){0,3}(?:frames|videos?"
+        r"|pictures?|images?)\b", r"\b(?:number of|more) frames\b"
         r"|(?<![\n\d])\b\d{1,6} frames\b", r"positive prompts?|negative prompts?",
         r"(?:text|video|image)\s?encode\b|TextEncode|\bvae\b[^.\n]{0,12}\bdecod",
     ),

@@ -116,7 +116,7 @@ def _way_to_prices(diagnosis: Diagnosis) -> Evidence:
     if diagnosis.told & _OF_PICTURES_MADE and not (trains(diagnosis) or diagnosis.place):
         return _NOT_PYTORCH  # by a page, not by code
     of_pictures = _OF_PICTURES & diagnosis.told or NO_LANGUAGE_MODEL.search(diagnosis.code)
-    return _NO_CODE if is_another or of_pictures else _NO_CODE_OR_RUN
+    return _NO_CODE if is_another or of_pictures or SHOWN & diagnosis.told else _NO_CODE_OR_RUN
 
 
 def _named(key: str, cost: int, diagnosis: Diagnosis, style: str, note: Evidence, facts: frozenset[str]) -> Remedy:
