@@ -12,6 +12,7 @@ from oom_magic.explain.evidence.clues.differences import contrast_in
 from oom_magic.explain.evidence.clues.tried import tried_in
 from oom_magic.explain.evidence.grounds import RESTS_ON, grounded
 from oom_magic.explain.explainer import explain
+from oom_magic.explain.messages.normalization import without_repeats
 from oom_magic.explain.sentences.catalogue import SENTENCES
 from oom_magic.explain.sentences.evidence import EVIDENCE
 
@@ -61,6 +62,16 @@ def test_two_sizes_of_one_setting(line, is_one):
     assert bool(contrast_in(line)) is is_one
 
 
+def test_a_log_is_read_without_its_repeats():
+    steps = "".join(f"2024-05-01 12:00:{at % 60:02} INFO trainer.py: step {at} loss={at / 7}\n" for at in range(1000))
+    read = without_repeats(f"I train a net.\n{steps}It fails.")
+    assert read.startswith("I train a net.")
+    assert read.endswith("It fails.")
+    assert len(read) < 0.1 * len(steps)
+    assert "step 0 " in read
+    assert "step 999 " in read
+
+
 @pytest.mark.parametrize(
     ("text", "said", "not_said"),
     [
@@ -98,6 +109,14 @@ def test_two_sizes_of_one_setting(line, is_one):
         pytest.param(
             "During training the number of points increased from 30,000 to 239,453, and then I got a CUDA out of memory error.",
             ["half as much"], ["microbatch", "gradient accumulation", "checkpointing"], id="no batch is named",
+        ),
+        pytest.param(
+            "terminate called after throwing an instance of 'std::bad_alloc'\nRuntimeError: CUDA error: out of memory",
+            ["Out of device memory"], ["on the host", "RAM"], id="what C++ raises beside a GPU's failure",
+        ),
+        pytest.param(
+            "OOM while quantizing Qwen2-72B\nI use 4 x 24 GB and get torch.cuda.OutOfMemoryError: CUDA out of memory",
+            ["quantizing at work"], ["microbatch"], id="quantizing in the title",
         ),
         pytest.param(
             "Loading the data set consumes around 316GB of RAM. Is there a way to reduce this?",

@@ -396,7 +396,7 @@ _NUMBERS = (
         ),
         pytest.param(
             "I train a 3D net with batch size = 1: OOM when allocating tensor with shape[1,128,128,128,32] and type float on"
-            " /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc", [r"float = 256\.00"],
+            " /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc", [r"256\.00 MiB"],
             ["floaton", "smaller batch", "Halve the batch"], id="a batch of one has no half",
         ),
         pytest.param(

@@ -258,7 +258,10 @@ PROGRAMS: tuple[Program, ...] = (
         re.compile(r"\bawq[/\\.]|(?:AutoAWQ|auto_awq|auto_gptq|AutoGPTQ|gptqmodel)(?![\s\S]{0,4000}from_quantized\()"
                    r"|llm-?compressor|\.quantize\(|quantizer\.quantize"
                    r"|lmdeploy[/.]lite|quantiz(?:ing|ation) (?:step|process)|\bquant(?:ize)? (?:the )?model\b"
-                   r"|[Dd]uring (?:the )?(?:calibrat|quantiz)|NUM_CALIBRATION"),
+                   r"|[Dd]uring (?:the )?(?:calibrat|quantiz)|NUM_CALIBRATION"
+                   # as titles have it
+                   r"|(?:OOM|[Mm]emory(?:Error)?)\b[^\n]{0,24}\b(?:when|while|in|on) (?:\w+ )?quantiz(?:e|ing|ation)\b"
+                   r"|\b[Qq]uantiz(?:e|ing)\b[^\n]{0,40}(?:OOM\b|[Oo]ut of [Mm]emory)"),
         (_stage("calibrating", r"_get_input_feat|quantizer\.py|calib|common_device|\.quantize\(",
                 Cause.ACTIVATIONS, 0.55),),
         remedies=("fewer_calibration_samples", "layerwise_quantizing", "no_cache"),
