@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextvars
 import copy
 import gc
 import hashlib
@@ -30,6 +31,20 @@ def test_a_dry_cell_takes_nothing_from_the_users_iterators(shell: Any) -> None:
         assert shell.run_cell(CARD + "seen.append(next(words))\ndigest.update(b'x')\nassert next(words) == 'b'").success
     assert next(shell.user_ns["words"]) == "a" and shell.user_ns["seen"] == []
     assert shell.user_ns["digest"].digest() == hashlib.sha256().digest()
+
+
+def test_a_context_that_was_copied_before_keeps_its_values() -> None:
+    name: contextvars.ContextVar[str] = contextvars.ContextVar("name", default="none")
+    name.set("mine")
+    own = contextvars.copy_context()
+    names: dict[str, Any] = {"own": own, "kept": [own]}
+
+    def run() -> None:
+        names["own"].run(name.set, "changed")
+        assert names["kept"][0].run(name.get) == "changed"
+
+    dry_run(run, names)
+    assert names["own"] is own and names["kept"][0] is own and own[name] == "mine"
 
 
 class Loop:

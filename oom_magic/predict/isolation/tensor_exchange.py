@@ -42,7 +42,14 @@ from oom_magic.predict.isolation.reach import Reach, used_by_other_threads, user
 from oom_magic.predict.isolation.run_threads import threads_of_run
 from oom_magic.predict.isolation.scripted_modules import scripted_let_go
 from oom_magic.predict.isolation.snapshot import Changes, Snapshot
-from oom_magic.predict.isolation.tensor_names import find_name, names_of
+from oom_magic.predict.isolation.tensor_names import (
+    find_name,
+    has_own_data,
+    is_plain,
+    kind_of,
+    names_of,
+    unnamed,
+)
 
 
 class TensorExchange:
@@ -195,21 +202,21 @@ class TensorExchange:
     ) -> None:
         """Forbid writes to tensors that stayed real, and say which of the user's they are."""
         exchanged = self._exchanged | {id(one.copy) for one in pairs}
-        stayed = [tensor for tensor in live if id(tensor) not in exchanged and not _is_fake(tensor)]
+        stayed = [tensor for tensor in live if id(tensor) not in exchanged and not tensor.is_meta]
         self.gpu.fix_for_host = functools.partial(_fix_for_host, pairs, namespaces)
         names = names_of(stayed, namespaces)
         for tensor in stayed:
-            name = names.get(id(tensor), _unnamed(tensor))
+            name = names.get(id(tensor), unnamed(tensor))
             is_others = others is not None and tensor in others.reach
             # A hook on the graph of another thread's tensor would be added while that thread goes through it.
             is_known = others is None or (id(tensor) in names and not is_others)
             if is_known and tensor.grad_fn is not None:
                 journal.record(tensor.register_hook(functools.partial(_refuse_backward, name)).remove)
-            if not _is_plain(tensor):
-                kind = _kind(tensor)
+            if not is_plain(tensor):
+                kind = kind_of(tensor)
                 if id(tensor) in names:
                     assume(_("`{name}` stays real: a dry run cannot fake {kind} tensors", name=name, kind=kind))
-                if not _has_own_data(tensor):
+                if not has_own_data(tensor):
                     continue
                 reason = _("{kind} tensors cannot be faked", kind=kind)
             elif others is not None and is_others:
@@ -253,7 +260,7 @@ class TensorExchange:
             tensor
             for tensor in tensors
             if id(tensor) not in copies
-            and _is_plain(tensor)
+            and is_plain(tensor)
             and id(tensor) not in self._others
             and (not tensor.is_meta or (origin is not None and origin.gpu.place(tensor) is not None))
         ]
@@ -326,7 +333,7 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 def _hooks(tensor: torch.Tensor) -> Iterator[Any]:
     """The tables of hooks of a tensor that has some."""
     for name in _HOOKS:
-        if _is_plain(tensor) and getattr(tensor, name) is not None:
+        if is_plain(tensor) and getattr(tensor, name) is not None:
             yield getattr(tensor, name)
 
 
@@ -386,10 +393,6 @@ def _refuse_backward(name: str, _grad: torch.Tensor) -> None:
     )
 
 
-def _unnamed(tensor: torch.Tensor) -> str:
-    return _("a tensor of shape {shape}", shape=tuple(tensor.shape) if _is_plain(tensor) else "?")
-
-
 def _fix_for_host(pairs: list[ExchangedPair], namespaces: list[dict[str, Any]], operand: torch.Tensor) -> str:
     """What to do about an operand on the host, if it is the user's from before the run; else an empty text."""
     with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
@@ -405,20 +408,6 @@ def _fix_for_host(pairs: list[ExchangedPair], namespaces: list[dict[str, Any]], 
 def _restore_grad(tensor: torch.Tensor, grad: torch.Tensor | None) -> None:
     if tensor.grad is not grad:
         tensor.grad = grad
-
-
-def _is_fake(tensor: torch.Tensor) -> bool:
-    return tensor.is_meta
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    if tensor.is_nested:
-        return "nested"
-    if tensor.is_quantized:
-        return "quantized"
-    if tensor.layout is not torch.strided:
-        return str(tensor.layout).removeprefix("torch.").replace("_", " ")
-    return type(tensor).__name__
 
 
 class FakeCopies:
@@ -506,14 +495,3 @@ def _made_anew(gpu: FakeGPU, was: TensorState) -> torch.Tensor:
     made = torch.empty(was.shape, dtype=was.dtype, device=META)
     _place_as_it_was(gpu, made, was)
     return made.requires_grad_(was.requires_grad and not was.is_result)
-
-
-def _has_own_data(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has memory, which one with a dispatch of its own leaves to others."""
-    has_usual_dispatch = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-    return has_usual_dispatch and not torch.nn.parameter.is_lazy(tensor)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a size, strides and no dispatch of its own."""
-    return _has_own_data(tensor) and not tensor.is_nested and tensor.layout is torch.strided and not tensor.is_quantized

@@ -1,4 +1,4 @@
-"""Names of tensors in the user's code."""
+"""What tensors are called: their names in the user's code, and their kinds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from oom_magic.language import _
 from oom_magic.predict.isolation.reach import is_users_class
 
 
@@ -55,3 +56,30 @@ def _items(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path}[{at}]", one) for at, one in enumerate(value))
     elif is_users_class(type(value)) and not isinstance(value, type):
         yield from ((f"{path}.{name}", one) for name, one in list(getattr(value, "__dict__", {}).items()))
+
+
+def unnamed(tensor: torch.Tensor) -> str:
+    """What a tensor without a name is called."""
+    return _("a tensor of shape {shape}", shape=tuple(tensor.shape) if is_plain(tensor) else "?")
+
+
+def kind_of(tensor: torch.Tensor) -> str:
+    """The word for a tensor that is not plain, such as "sparse coo"."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.layout is not torch.strided:
+        return str(tensor.layout).removeprefix("torch.").replace("_", " ")
+    return type(tensor).__name__
+
+
+def has_own_data(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has memory, which one with a dispatch of its own leaves to others."""
+    has_usual_dispatch = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return has_usual_dispatch and not torch.nn.parameter.is_lazy(tensor)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a size, strides and no dispatch of its own."""
+    return has_own_data(tensor) and not tensor.is_nested and tensor.layout is torch.strided and not tensor.is_quantized

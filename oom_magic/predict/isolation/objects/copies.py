@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import copy
 import ctypes
 import functools
@@ -40,7 +41,7 @@ with os.scandir() as _entries:
 _EXCHANGED = frozenset(
     (
         *_OF_CONTAINERS, *_OF_OTHERS, *_REFUSING, _EPOLL, dataloader._SingleProcessDataLoaderIter,
-        types.GeneratorType, sqlite3.Connection, sqlite3.Cursor,
+        types.GeneratorType, sqlite3.Connection, sqlite3.Cursor, contextvars.Context,
     )
 )  # fmt: skip
 MOST_COPIED_BYTES = 1 << 24  # of one database
@@ -135,7 +136,7 @@ def _is_digest(kind: type) -> bool:
 def _copied(one: Any, depth: int) -> Any:
     """An independent copy; None where none can be made."""
     kind = type(one)
-    if _is_digest(kind):
+    if _is_digest(kind) or kind is contextvars.Context:
         return one.copy()
     if kind in _OF_CONTAINERS:
         return copy.copy(one)
