@@ -99,3 +99,18 @@ def test_a_program_takes_what_the_card_gave(name: str) -> None:
     assert report.peak_reserved_bytes * 0.97 <= reserved <= most * (1.45 if name in _BEYOND else 1.01)
     if most == report.peak_reserved_bytes and name not in _ABOVE:  # no workspaces that are known as a range
         assert report.peak_allocated_bytes == pytest.approx(allocated, rel=_NEAR)
+
+
+def _advised() -> list[Any]:
+    """Of each recorded notebook the remedies that were applied there (data/record_device_advice.py)."""
+    files = sorted((Path(__file__).parent / "data").glob("device_advice_*.json"))
+    tables = [json.loads(file.read_text("utf-8"))["notebooks"] for file in files]
+    rows = [(name, one) for table in tables for name, row in table.items() for one in row.get("remedies", ())]
+    return [pytest.param(one, id=f"{name}: {one['key']}") for name, one in rows if "ran" in one]
+
+
+@pytest.mark.skipif(not _advised(), reason="no advice was recorded on a physical GPU (data/record_device_advice.py)")
+@pytest.mark.parametrize("remedy", _advised())
+def test_what_was_advised_ran_on_the_card_at_its_price(remedy: dict[str, Any]) -> None:
+    assert remedy["ran"]["problem"] is None
+    assert remedy["ran"]["allocated"] == pytest.approx(remedy["accumulated"] or remedy["allocated"], rel=0.01)

@@ -5,7 +5,8 @@
 Each runs in processes of its own, with ``set_per_process_memory_fraction`` at 16 GiB, several at once. Written for each:
 the cause, the first remedies with what they promise, when words and prices came, whether the code that is shown, pasted
 into the notebook, ran in the same kernel, and what it took in a new one: within the limit, and within what was promised.
-FILE.text has the explanations as they were printed. Begins nothing that would not end within S seconds.
+Kept as device_advice_NAME.json beside this file it is read by tests/test_device.py. FILE.text has the explanations as
+they were printed. Nothing begins that would not end within S seconds.
 """
 
 from __future__ import annotations
@@ -153,7 +154,13 @@ def described(cells: Sequence[str], remedy: Any) -> dict[str, Any]:
         "verdict": remedy.verdict,
         "code": remedy.code,
     }
-    if remedy.fits and remedy.code and remedy.language == "python" and remedy.key not in NOT_PASTED:
+    if (
+        remedy.fits
+        and remedy.code
+        and remedy.language == "python"
+        and remedy.key not in NOT_PASTED
+        and "pip install" not in remedy.code
+    ):
         lines = [line for line in remedy.code.splitlines() if not line.startswith("%")]
         try:
             found["cells"] = pasted(list(cells), "\n".join(lines))

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, cached_property, partial
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.remedies.code import ACCELERATOR_SETTINGS, code_for, for_backend, is_python
+from oom_magic.explain.remedies.combining import likely_combinations
 from oom_magic.explain.remedies.fitting_sizes import divisors, largest_fitting, parts
 from oom_magic.explain.remedies.own_code.loops import own_arguments
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Rehearsal, Variation
@@ -40,7 +40,6 @@ _LEAST_SAVING = 0.01
 # Remedies up to this cost leave model, data and training as they are; if one fits, nothing is combined.
 _HARMLESS = 50
 _MOST_COMBINATIONS = 4
-_LIKELY = 1.05  # a combination expected to need up to this share of the usable memory is tried
 _SHRINKING = {"batch": ("smaller_batch", 30, "accumulation"), "seq": ("shorter_sequences", 55, "faster")}
 _AT_EVALUATION = ("smaller_evaluation", 4, "same")  # the results are the same, and nothing is accumulated
 _OF_COMPARED = ("smaller_batch", 58, "accumulation")  # it changes what is learnt
@@ -410,20 +409,7 @@ class RemedyEvaluator:
 
     def _combined(self, found: Sequence[tuple[RemedySpec, Remedy]]) -> Iterator[Remedy]:
         """The cheapest combination that fits, of those expected to fit; first those expected to leave the card safe."""
-        pool = [(one, remedy) for one, remedy in found if one.combines and remedy.saving_bytes]
-        possible = [
-            chosen
-            for number in range(2, len(pool) + 1)
-            for chosen in combinations(pool, number)
-            if len({one.slot for one, _ in chosen}) == number
-            and self._expected(chosen) <= self._situation.usable_bytes * _LIKELY
-        ]
-        limits = self._situation.safe_bytes, self._situation.usable_bytes
-
-        def order(chosen: Sequence[tuple[RemedySpec, Remedy]]) -> tuple[int, int]:
-            return sum(self._expected(chosen) > limit for limit in limits), sum(one.cost for one, _ in chosen)
-
-        possible.sort(key=order)
+        possible = likely_combinations(found, self.needed_bytes, self._between_steps_bytes, self._situation)
         for chosen in possible[:_MOST_COMBINATIONS]:
             keys = frozenset(one.key for one, _ in chosen)
             if self._is_late():
@@ -438,19 +424,6 @@ class RemedyEvaluator:
             if together.fits:
                 yield together
                 return
-
-    def _expected(self, chosen: Sequence[tuple[RemedySpec, Remedy]]) -> float:
-        """The expected need of a combination: each change reduces a step's memory by its share, or the memory between
-        steps."""
-        step = max(self.needed_bytes - self._between_steps_bytes, 1)
-        share, between_steps = 1.0, self.needed_bytes - step
-        for one, remedy in chosen:
-            saving = remedy.saving_bytes or 0
-            if one.acts_on_step:
-                share *= max(0.0, 1 - saving / step)
-            else:
-                between_steps -= saving
-        return between_steps + step * share
 
     def _together(self, chosen: Sequence[tuple[RemedySpec, Remedy]]) -> Remedy:
         """Several changes in one run, with the batch as small as then necessary. Raises NotEvaluatedError."""
