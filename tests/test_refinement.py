@@ -13,8 +13,9 @@ from versions import TELLS_WHAT_GRAPHS_SAVED, as_since_3_11, needs_what_graphs_s
 
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement
 from oom_magic.explain.explainer import Explainer, explain
+from oom_magic.explain.live.growth import Growth
 from oom_magic.explain.live.holders import Holder
-from oom_magic.explain.live.refinement import refine_with_call
+from oom_magic.explain.live.refinement import refine_with_call, refine_with_loop
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.notebook.cells.releasing import FakeGPUMemory
 from oom_magic.predict.session import DrySession
@@ -555,3 +556,21 @@ def test_what_only_the_failed_call_holds_are_its_activations(kind, phase, cause)
     settled = refine_with_call(open_, phase, (Holder(kind, "OutOfMemoryError in f", 600 * MIB),), failure)
     assert settled.cause == cause
     assert (settled is open_) is (cause is Cause.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("certain", "cause"),
+    [
+        (Cause.MEMORY_FRACTION_LIMIT, Cause.LEAK_OR_RETAINED_REFERENCE),
+        (Cause.REQUEST_ALONE_TOO_BIG, Cause.REQUEST_ALONE_TOO_BIG),
+    ],
+)
+def test_what_grows_fills_any_limit_too(certain: Cause, cause: Cause) -> None:
+    failure = Failure(
+        "cuda", backend="cuda", allocated_bytes=100 * MIB, reserved_bytes=100 * MIB, limit_bytes=100 * MIB
+    )
+    growth = Growth("kept", "kept.append(out)", "cell:3", 8, 64 * MIB, True)
+    judgement = Judgement(certain, (Evidence("limit_binds"),), Confidence.CERTAIN)
+    found = refine_with_loop(judgement, growth, failure)
+    assert found.cause is cause
+    assert {one.key for one in found.evidence} >= {"limit_binds", "name_grows_with_graphs"}
