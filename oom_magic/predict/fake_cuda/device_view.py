@@ -18,18 +18,10 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.host_arrays import HostArray
 from oom_magic.predict.fake_cuda.legacy_types import type_of
-from oom_magic.predict.fake_cuda.places import META, Location, Place, map_tensors, tensors_in
+from oom_magic.predict.fake_cuda.places import META, Location, Place, as_class_of, map_tensors, tensors_in
 
 Answer = Callable[["DeviceView", Any, tuple[Any, ...], dict[str, Any]], Any]
 aten = torch.ops.aten
-
-
-def _as_class_of(tensor: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """An operator's result on a tensor subclass has that class, unless the class says otherwise, as parameters do."""
-    kind = type(tensor)
-    if kind.__torch_function__ is torch._C._disabled_torch_function_impl or kind is torch.Tensor:
-        return made
-    return made.as_subclass(kind)
 
 
 class DeviceView(TorchFunctionMode):
@@ -140,7 +132,7 @@ class DeviceView(TorchFunctionMode):
             options = {"dtype": dtype or tensor.dtype, **options}
             if _is_followed_back(tensor):
                 return cast(torch.Tensor, _Moved.apply(tensor, self, there, options))
-            return _as_class_of(tensor, self.copy(tensor, there, options))
+            return as_class_of(tensor, self.copy(tensor, there, options))
 
     def copy(self, tensor: torch.Tensor, there: Location, options: dict[str, Any]) -> torch.Tensor:
         """The copy itself, below autograd."""

@@ -155,3 +155,11 @@ def is_large(tensor: torch.Tensor) -> bool:
     """Whether a host tensor of this shape and type is fake rather than real."""
     limit = HOST_REAL_BYTES if tensor.is_floating_point() or tensor.is_complex() else HOST_REAL_INTEGER_BYTES
     return tensor.numel() * tensor.element_size() > limit
+
+
+def as_class_of(tensor: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """An operator's result on a tensor subclass has that class, unless the class says otherwise, as parameters do."""
+    kind = type(tensor)
+    if kind.__torch_function__ is torch._C._disabled_torch_function_impl or kind is torch.Tensor:
+        return made
+    return made.as_subclass(kind)
