@@ -291,3 +291,45 @@ def graph_breaks(on_step: OnStep) -> None:
         optimizer.step()
         optimizer.zero_grad()
         on_step(number)
+
+
+@program
+def compiled_autograd(on_step: OnStep) -> None:
+    """The backward is compiled as well, and runs on the thread that asks for it."""
+    import torch._dynamo
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        layers = [nn.Linear(512, 2048), nn.GELU(), nn.LayerNorm(2048), nn.Linear(2048, 512), nn.GELU()]
+        model = nn.Sequential(*layers, nn.Linear(512, 50)).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        @torch.compile
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss.detach()
+
+        for number in range(3):
+            step(torch.randn(4096, 512, device="cuda"), torch.randint(0, 50, (4096,), device="cuda"))
+            optimizer.step()
+            optimizer.zero_grad()
+            on_step(number)
+
+
+@program
+def capturable_step(on_step: OnStep) -> None:
+    """A compiled step of an optimizer that CUDA graphs could take, where there are none."""
+    hidden = [module for _ in range(6) for module in (nn.Linear(768, 768), nn.ReLU())]
+    model = nn.Sequential(*hidden, nn.Linear(768, 100)).cuda()
+    optimizer = torch.optim.NAdam(model.parameters(), lr=1e-3, foreach=True, capturable=True)
+
+    @torch.compile(fullgraph=False)
+    def step() -> None:
+        optimizer.step()
+
+    for number in range(4):
+        x = torch.randn(2048, 768, device="cuda")
+        F.cross_entropy(model(x), torch.randint(0, 100, (2048,), device="cuda")).backward()
+        step()
+        optimizer.zero_grad()
+        on_step(number)

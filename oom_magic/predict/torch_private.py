@@ -179,12 +179,14 @@ EVERY_RUN: Names = {
 COMPILED: Names = {  # 2.6 lacks some; there compiled code is followed as if it were not
     "Dynamo compiles for the pretend card, and is as before afterwards": (
         *_in("torch._C._dynamo.eval_frame", "_debug_get_cache_entry_list reset_code"),
+        "torch._C._dynamo.guards._empty_strided_cuda",
         *_in("torch._dynamo.cache_size", "CacheSizeRelevantForFrame compute_cache_size"),
         *_in("torch._dynamo.convert_frame", "CatchErrorsWrapper FRAME_COMPILE_COUNTER"),
         "torch._dynamo.device_interface.DeviceInterface",
         *_in("torch._dynamo.device_interface", "device_interfaces init_device_reg"),
         "torch._dynamo.OptimizedModule._orig_mod",
         "torch._dynamo.backends.registry",
+        "torch._dynamo.compiled_autograd.in_compiled_autograd_region",
         "torch._dynamo.config",
         "torch._dynamo.eval_frame._stance",
         *_in("torch._dynamo.exc", "Unsupported UserError"),

@@ -98,9 +98,13 @@ class GraphTrees:
     def patches(self) -> Patches:
         """What is replaced while compiled code is followed."""
         return [
-            (cudagraph_trees, {"cudagraphify_impl": self._follow, "get_manager": lambda *_, **__: self}),
+            (cudagraph_trees, {"cudagraphify_impl": self._follow, "get_manager": self._manager}),
             (cudagraph_trees.MarkStepBox, {"mark_step_counter": 0}),  # of this run
         ]
+
+    def _manager(self, device_index: int, create_if_none_exists: bool = True) -> GraphTrees | None:
+        """``get_manager``: there is one once something is made a graph of."""
+        return self if create_if_none_exists or self._pool is not None else None
 
     def set_to_running_backward(self) -> None:
         """A backward begins that is no graph itself."""

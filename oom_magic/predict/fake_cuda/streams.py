@@ -12,6 +12,7 @@ belong to handles.
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -301,7 +302,8 @@ class Threads:
 
     def handle(self, card: int) -> int:
         """The handle on ``card`` of the thread that would run on a real GPU."""
-        thread = self._running if torch._C._current_graph_task_id() == -1 else _AUTOGRAD
+        is_outside = torch._C._current_graph_task_id() == -1 or _is_compiled_backward()
+        thread = self._running if is_outside else _AUTOGRAD
         handle = self._handles.get((thread, card))
         if handle is None:
             handle = self._handles[thread, card] = self._unused[card].pop() if self._unused[card] else self._make(card)
@@ -310,3 +312,9 @@ class Threads:
     def _make(self, card: int) -> int:
         self._num_made[card] += 1
         return self._num_made[card]
+
+
+def _is_compiled_backward() -> bool:
+    """Whether compiled autograd runs a backward: on the thread that asked for it (autograd/engine.cpp, execute)."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return compiled is not None and compiled.in_compiled_autograd_region
