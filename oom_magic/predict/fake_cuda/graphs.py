@@ -15,6 +15,7 @@ import torch.cuda.graphs
 from oom_magic.memory.timeline import Phase
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.patching import Patches
+from oom_magic.predict.operators.calls import TORCH
 
 _SEED_BYTES = 8  # of the generator's seed, and of its offset
 
@@ -61,12 +62,14 @@ class Captures:
         return (0, next(self._numbers))
 
     def begin(self, pool: tuple[int, int]) -> None:
-        """A capture begins. The state of its random numbers is on the GPU (observed: in the default stream's pool)."""
+        """A capture begins. The state of its random numbers is on the GPU: observed with PyTorch 2.11 on the stream that
+        is captured, with 2.13 on the default stream."""
         streams = self._gpu.streams
-        before = streams.select(streams.Stream(stream_id=0))
+        before = streams.select(streams.Stream(stream_id=0)) if TORCH >= (2, 12) else None
         for _ in ("seed", "offset"):
             self._gpu.take(_SEED_BYTES, "cuda_graph", Phase.OTHER)
-        streams.restore(before)
+        if before is not None:
+            streams.restore(before)
         streams.captured_in = pool[1]
 
     def end(self) -> None:

@@ -144,10 +144,10 @@ def _flatten(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) 
     return flat
 
 
-def _step_bytes(tensor: torch.Tensor, hidden_size: int, bidirectional: bool, lengths: Sequence[int]) -> int:
-    """One value of the hidden state for every step, direction and element of the batch; of packed sequences too, for
-    cuDNN sizes its memory by the longest and their number (``cudnnGetRNNTempSpaceSizes``)."""
-    steps = len(lengths) * lengths[0] if lengths else tensor.numel() // max(tensor.shape[-1], 1)
+def _step_bytes(tensor: torch.Tensor, hidden_size: int, bidirectional: bool) -> int:
+    """One value of the hidden state for every step, direction and element of the batch; packed sequences have no steps
+    beyond their own."""
+    steps = tensor.numel() // max(tensor.shape[-1], 1)
     return int(steps * hidden_size * (1 + bidirectional) * tensor.element_size())
 
 
@@ -180,11 +180,11 @@ class Recurrence:
     @classmethod
     def of(
         cls, tensor: torch.Tensor, weights: Sequence[torch.Tensor], mode: int, size: int, num_layers: int,
-        dropout: float, train: bool, bidirectional: bool, lengths: Sequence[int],
+        dropout: float, train: bool, bidirectional: bool,
     ) -> Recurrence:  # fmt: skip
-        """Of these tensors and options; ``lengths`` are those of a packed input."""
+        """Of these tensors and options."""
         item_bytes = tensor.element_size()
-        step_bytes = _step_bytes(tensor, size, bidirectional, lengths)
+        step_bytes = _step_bytes(tensor, size, bidirectional)
         weight_bytes = sum(weight.numel() for weight in weights) * item_bytes
         drops = bool(train and dropout and num_layers > 1)
         sizes = (step_bytes, tensor.numel() * item_bytes, weight_bytes, item_bytes)
@@ -203,7 +203,7 @@ def _time_first(gpu: FakeGPU, tensor: torch.Tensor, batch_first: bool, lengths: 
 def _forward(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     (tensor, weights, _stride, buffer, hx, cx, mode, size, projected, num_layers, batch_first, dropout, train,
      bidirectional, lengths, _state) = args  # fmt: skip
-    call = Recurrence.of(tensor, weights, mode, size, num_layers, dropout, train, bidirectional, lengths)
+    call = Recurrence.of(tensor, weights, mode, size, num_layers, dropout, train, bidirectional)
     gpu.values.assume(_("recurrent layers: the memory that cuDNN reserves between forward and backward is estimated"))
     x = _time_first(gpu, tensor, batch_first, lengths)
     width = (projected or size) * (1 + bidirectional)
@@ -222,7 +222,7 @@ def _forward(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) 
 def _backward(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     (tensor, weights, _, buffer, hx, cx, output, grad_output, grad_hy, grad_cy, mode, size, _, num_layers,
      batch_first, dropout, train, bidirectional, lengths, _, _, mask) = args  # fmt: skip
-    call = Recurrence.of(tensor, weights, mode, size, num_layers, dropout, train, bidirectional, lengths)
+    call = Recurrence.of(tensor, weights, mode, size, num_layers, dropout, train, bidirectional)
     num_bytes = workspace_bytes(call)
     with gpu:
         grad_output = torch.zeros_like(output) if grad_output is None else grad_output
