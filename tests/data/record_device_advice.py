@@ -249,6 +249,7 @@ def main() -> None:
         """Add a row, and write all of them: what was found stays if this is cut off."""
         row = closed(name, end)
         texts[name] = row.pop("text", "")
+        row["remedies"] = [one for one in row.get("remedies", ()) if "ran" in one]
         rows[name] = row
         parts = [f"  {json.dumps(one)}: {json.dumps(rows[one])}" for one in sorted(rows)]
         text = json.dumps(head, indent=1)[:-2] + ',\n "notebooks": {\n' + ",\n".join(parts) + "\n }\n}\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
@@ -116,7 +117,9 @@ def _of_model(dtype: str, style: str) -> Iterator[RemedySpec]:
     precision = {"precision": f"amp-{dtype}"}
     mixed = partial(models.MixedPrecision, dtype, with_loss=style == "plain")  # as the code to paste has it
     yield _made("mixed_precision", 20, "faster", STEP, mixed, precision, {"dtype": dtype}, "precision")
-    yield _made("chunked_loss", 25, "same", STEP, models.ChunkedLoss, {"loss": "chunked"}, slot="loss")
+    # Trainer's comes with a package: where that is still to be installed, what runs as it stands is advised first.
+    cost = 46 if style == "trainer" and find_spec("liger_kernel") is None else 25
+    yield _made("chunked_loss", cost, "same", STEP, models.ChunkedLoss, {"loss": "chunked"}, slot="loss")
     fields = {"activation_checkpointing": True}
     yield _made("checkpointing", 40, "checkpointing", ("activation",), models.ActivationCheckpointing, fields)
 

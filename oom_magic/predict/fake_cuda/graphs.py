@@ -62,8 +62,8 @@ class Captures:
         return (0, next(self._numbers))
 
     def begin(self, pool: tuple[int, int]) -> None:
-        """A capture begins. The state of its random numbers is on the GPU: observed with PyTorch 2.11 on the stream that
-        is captured, with 2.13 on the default stream."""
+        """A capture begins. The state of its random numbers is on the GPU: with PyTorch 2.11 on the stream that is
+        captured, with 2.13 on the default stream (both observed)."""
         streams = self._gpu.streams
         before = streams.select(streams.Stream(stream_id=0)) if TORCH >= (2, 12) else None
         for _ in ("seed", "offset"):
