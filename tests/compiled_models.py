@@ -386,6 +386,29 @@ def where_method(on_step: OnStep) -> None:
     steps(model, loss_of, on_step, sizes=((4096, 1),) * 3)
 
 
+class Padded(nn.Module):
+    """The lengths of a batch differ, and its padding is masked."""
+
+    def __init__(self, width: int = 128) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(1024, width)
+        self.layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.1, batch_first=True)
+        self.head = nn.Linear(width, 8)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.layer(self.embedding(tokens), src_key_padding_mask=tokens == 0)
+        return self.head(hidden.mean(1))
+
+
+@program
+def masked_lengths(on_step: OnStep) -> None:
+    """One graph serves every length but the first: the mask is padded, whether the length is a multiple of 8 or not."""
+    model = Padded().cuda()
+    run = torch.compile(model)
+    sizes = ((64, 120), (64, 80), (64, 100), (64, 160), (64, 77))
+    steps(model, lambda tokens: F.cross_entropy(run(tokens), tokens[:, 0] % 8), on_step, sizes=sizes, amp=True)
+
+
 class Gated(nn.Module):
     """Its gradient goes through SiLU's, a kernel that only CUDA has whole; a value that is read breaks the graph."""
 

@@ -85,7 +85,15 @@ def drawn() -> None:
     model.cuda().to(memory_format=torch.channels_last)(images).sum().backward()
 
 
+def masked() -> None:
+    """Attention whose mask has rows of 64 scores, 66 apart."""
+    query = torch.rand(4, 4, 64, 40, device="cuda", dtype=torch.half, requires_grad=True)
+    mask = torch.rand(4, 4, 64, 66, device="cuda", dtype=torch.half)[..., :64]
+    F.scaled_dot_product_attention(query, query, query, mask).sum().backward()
+
+
 LAYOUTS: dict[str, Callable[[], None]] = {
+    "mask_with_gaps": masked,
     "product": product(),
     "product_rows": product(1),
     "fourier_convolved": transformed(convolved, 8, 64, 784),

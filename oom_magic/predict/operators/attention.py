@@ -201,9 +201,14 @@ def _as_bias(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | N
 
 
 def _aligned(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The mask as the memory-efficient kernel requires it (``preprocess_mask``, ``pad_bias``): rows padded to multiples
-    of 8."""
-    rest = -mask.shape[-1] % 8
-    if mask.stride(-1) != 1 or any(stride % 8 for stride in mask.stride()[:-1]):
-        mask = pad(mask, (0, rest))[..., : mask.shape[-1]]
+    """The mask as the memory-efficient kernel requires it (``preprocess_mask``, ``pad_bias``): rows padded to the next
+    multiple of 8, always where a stride is not known while compiling."""
+    if mask.stride(-1) != 1 or not all(_is_multiple_of_8(stride) for stride in mask.stride()[:-1]):
+        length = mask.shape[-1]
+        mask = aten.slice.Tensor(pad(mask, (0, 8 - length % 8)), -1, 0, length)
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
+def _is_multiple_of_8(stride: int | torch.SymInt) -> bool:
+    known = stride.node.maybe_as_int() if isinstance(stride, torch.SymInt) else stride
+    return known is not None and known % 8 == 0
