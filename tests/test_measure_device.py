@@ -8,8 +8,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from oom_magic.measure.device import host
+from oom_magic.measure.device import cards, host
 from oom_magic.measure.device.nvml import CardReading, DeviceProcess, name_cards, read_card
 from oom_magic.units import GIB
 
@@ -198,3 +199,22 @@ def test_limits_of_the_control_groups_around_this_process_count(
 def test_control_groups_are_those_of_the_process() -> None:
     for folder in host.control_groups():
         assert folder == host.CGROUPS or host.CGROUPS in folder.parents
+
+
+@pytest.mark.parametrize(("used", "others"), [(11 * GIB, 11 * GIB), (None, 12 * GIB)])
+def test_a_card_without_room_for_a_context_is_read_from_its_driver(
+    used: int | None, others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA's own reading fails where other processes have filled the card, which is what is to be explained."""
+    properties = SimpleNamespace(name="RTX 3060", total_memory=12 * GIB, major=8, minor=6)
+
+    def mem_get_info(index: int) -> tuple[int, int]:
+        raise RuntimeError("CUDA error: out of memory")
+
+    reading = CardReading(12 * GIB, used, (DeviceProcess(7, "train", others),))
+    monkeypatch.setattr(cards, "driver_reading", lambda index: reading)
+    answers = {"get_device_properties": lambda index: properties, "mem_get_info": mem_get_info}
+    for name, answer in {**answers, "memory_reserved": lambda index: 0}.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    device = cards.current_device(0)
+    assert (device.total_bytes, device.context_bytes, device.other_bytes) == (12 * GIB, 0, others)

@@ -53,11 +53,19 @@ def current_device(index: int | None = None) -> Device:
 
 def _device(index: int, reading: CardReading) -> Device:
     properties = torch.cuda.get_device_properties(index)
-    free, total = torch.cuda.mem_get_info(index)
     reserved = torch.cuda.memory_reserved(index)
+    is_here = True  # this process is on the card
+    try:
+        free, total = torch.cuda.mem_get_info(index)
+    except RuntimeError:
+        # A card that others have filled has no room for the context that CUDA's own reading needs; after an error on
+        # the device it answers nothing.
+        total = reading.total_bytes or properties.total_memory
+        free = max(total - (reading.used_bytes or total), 0)
+        is_here = reserved > 0
     outside = max(total - free - reserved, 0)
-    own = own_process(reading, total - free)
-    context = outside
+    own = own_process(reading, total - free) if is_here else _named_process(reading)
+    context = outside if is_here else 0
     if own is not None and own.num_bytes is not None:
         context = min(max(own.num_bytes - reserved, 0), outside)
     return Device(properties.name, total, context, outside - context, (properties.major, properties.minor))
@@ -83,12 +91,14 @@ def driver_address(index: int) -> tuple[str, str]:
 
 def own_process(reading: CardReading, used_bytes: int) -> DeviceProcess | None:
     """This process on the card: by its number, or the only one there if it accounts for the memory in use."""
-    by_number = [process for process in reading.processes if process.pid == os.getpid()]
-    if by_number:
-        return by_number[0]
-    if len(reading.processes) == 1 and (reading.processes[0].num_bytes or 0) >= used_bytes // 2:
+    named = _named_process(reading)
+    if named is None and len(reading.processes) == 1 and (reading.processes[0].num_bytes or 0) >= used_bytes // 2:
         return reading.processes[0]
-    return None
+    return named
+
+
+def _named_process(reading: CardReading) -> DeviceProcess | None:
+    return next((process for process in reading.processes if process.pid == os.getpid()), None)
 
 
 def _read_card(index: int) -> Card:
