@@ -156,7 +156,7 @@ _NUMBERS = (
         pytest.param(
             "CUDA out of memory. Tried to allocate 26.00 MiB (GPU 0; 23.79 GiB total capacity; 20.60 GiB already allocated;"
             " 38.38 MiB free; 20.60 GiB reserved in total by PyTorch)\nEnvironment: a GPU of 24 GB, my own images",
-            ["leaves the cause open"], ["Close the other programs that use this device", "Task Manager", "in pieces too"], id="no sign of others or of Windows",
+            ["does not say why"], ["Close the other programs that use this device", "Task Manager", "in pieces too"], id="no sign of others or of Windows",
         ),
         pytest.param(
             "finetuning_type: lora\nmodel: Llama-3.1-8B\ntemplate: llama3\ncutoff_len: 1024\nper_device_train_batch_size: 2\n"
@@ -200,7 +200,7 @@ _NUMBERS = (
         ),
         pytest.param(
             "Having completed train.py, when I generate a video with the scene: CUDA out of memory. Tried to allocate 18.00 MiB"
-            " (GPU 0; 15.69 GiB total capacity; 14.63 GiB already allocated; 21.94 MiB free)", ["working memory of one pass"],
+            " (GPU 0; 15.69 GiB total capacity; 14.63 GiB already allocated; 21.94 MiB free)", ["in such reports: The working memory"],
             ["microbatch", "autocast"], id="after the training",
         ),
         pytest.param(

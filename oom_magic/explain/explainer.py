@@ -102,11 +102,11 @@ def explain(
     Raises ValueError if nothing is given and nothing has failed yet, FileNotFoundError for a Path that is not a file.
     """
     with OneLineErrors("other"):
-        from oom_magic.explain.advice import advise_setup, named_remedies
-
         diagnosis = Explainer(setup, lang, report).diagnose(problem)
         if setup is None or isinstance(setup, Mapping) or not diagnosis.is_oom:
             return diagnosis
+        from oom_magic.explain.advice import advise_setup, named_remedies  # loads what rehearses
+
         if fast:
             return replace(diagnosis, remedies=named_remedies(diagnosis, setup))
         diagnosis = refine_with_setup(diagnosis, setup)

@@ -252,7 +252,11 @@ def _why(diagnosis: Diagnosis) -> Block:
     cause = _cause(diagnosis.cause, diagnosis)
     if diagnosis.confidence is Confidence.OPEN:
         if diagnosis.possible:
-            cause = translate("why_possible", lang, cause=_cause(diagnosis.possible[0].cause, diagnosis))
+            first = diagnosis.possible[0]
+            is_usual = {one.key for one in first.evidence} <= {*_SAYS_LITTLE, *_OF_ANY_SUCH_RUN}
+            is_usual = is_usual and (bool(first.evidence) or first.cause is Cause.ACTIVATIONS)
+            key = "why_usual" if is_usual else "why_possible"
+            cause = translate(key, lang, cause=_cause(first.cause, diagnosis))
         return Sentence(translate("line_why_open", lang, text=cause), "strong")
     confidence = translate(f"confidence_{diagnosis.confidence.value}", lang)
     return Sentence(translate("line_why", lang, text=cause, confidence=confidence), "strong")
@@ -294,6 +298,8 @@ def _advice(diagnosis: Diagnosis, lang: Language) -> str:
         return render_evidence(Evidence(f"remedy_{first.key}", first.values), lang)
     if diagnosis.phase == "saving" and diagnosis.cause is Cause.WEIGHTS_TOO_BIG:
         return translate("advice_saving", lang, code=_STATE_ON_HOST)
+    if first is None and said:
+        return translate("advice_unknown", lang)  # the run has each usual step, or nothing speaks for it
     return translate(f"advice_{diagnosis.cause.value}", lang, tool=device_tool(diagnosis.backend))
 
 

@@ -47,16 +47,17 @@ class Precedents:
 
         Bayes' rule; unknown features change nothing.
         """
-        known = [self.by_feature[feature] for feature in sorted(features) if feature in self.by_feature]
+        rows = [self.by_feature[feature] for feature in sorted(features) if feature in self.by_feature]
+        num_reports = self.num_reports
+        known = [(counts, sum(counts.values()) / num_reports) for counts in rows]
         odds = {cause: count * self._likelihood(cause, known) for cause, count in self.by_cause.items()}
         total = sum(odds.values())
         return {cause: odd / total for cause, odd in sorted(odds.items(), key=lambda item: -item[1])}
 
-    def _likelihood(self, cause: Cause, known: list[Mapping[Cause, int]]) -> float:
-        """How much more often reports of a cause show the features than all reports do."""
+    def _likelihood(self, cause: Cause, known: list[tuple[Mapping[Cause, int], float]]) -> float:
+        """How much more often reports of a cause show the features than all reports (their share of all) do."""
         count, total = self.by_cause[cause], 0.0
-        for counts in known:
-            overall = sum(counts.values()) / self.num_reports
+        for counts, overall in known:
             shown = counts.get(cause, 0) + _BENEFIT_OF_DOUBT * overall
             total += math.log(shown / (count + _BENEFIT_OF_DOUBT) / overall)
         return math.exp(total * _DEPENDENCE / math.sqrt(max(1, len(known))))

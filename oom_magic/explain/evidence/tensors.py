@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oom_magic.explain.messages.failure import Failure, rounding_bytes
 from oom_magic.predict.setups.models import list_models
@@ -156,13 +156,15 @@ def name_tensor(failure: Failure, dims: Mapping[str, int | str] | None = None) -
     if failure.requested_bytes in _NAMELESS_BYTES and failure.format not in _EXACT_FORMATS:
         return TensorAnswer(note="tensor_nameless")
     known = dict(dims or {})
-    found = sorted(_candidates(window, known), key=lambda candidate: -candidate.fit)
     best: dict[str, TensorCandidate] = {}
-    for candidate in found:
+    for solution in sorted(_solutions(window, known), key=lambda one: -one.fit):
+        candidate = solution.candidate()
         best.setdefault(candidate.formula, candidate)
+        if len(best) == _MOST_CANDIDATES:
+            break
     if not best:
         return TensorAnswer(note="tensor_none_fits" if known else "tensor_unknown_model")
-    return TensorAnswer(tuple(best.values())[:_MOST_CANDIDATES])
+    return TensorAnswer(tuple(best.values()))
 
 
 def at_another_length(failure: Failure, dims: Mapping[str, int | str]) -> TensorAnswer:
@@ -236,7 +238,27 @@ def _stated_tensor(failure: Failure) -> TensorCandidate:
     return TensorCandidate("stated", f"{formula} = {format_bytes(num_bytes)}", num_bytes, 1.0)
 
 
-def _candidates(window: tuple[int, int], known: Mapping[str, int | str]) -> Iterator[TensorCandidate]:
+class _Solution(NamedTuple):
+    """A shape with sizes that fit a request; most are never told, so only the best are put into words."""
+
+    fit: float
+    num_bytes: int
+    shape: _Shape
+    given: Mapping[str, int]
+    solved: Sequence[str]
+    count: int
+    dtype: str
+
+    def candidate(self) -> TensorCandidate:
+        words = [f"{' x '.join(self.solved)} {self.count}"] if self.solved else []
+        words += [f"{name} {self.given[name]}" for name in self.shape.factors if name not in self.solved]
+        if self.shape.multiple > 1:
+            words.append(str(self.shape.multiple))
+        formula = f"{' x '.join([*words, self.dtype])} = {format_bytes(self.num_bytes)}"
+        return TensorCandidate(self.shape.name, formula, self.num_bytes, self.fit)
+
+
+def _solutions(window: tuple[int, int], known: Mapping[str, int | str]) -> Iterator[_Solution]:
     """Every shape, with all assumed dimensions, whose size is in the window."""
     has_model = any(name in known for name in ("hidden", "vocab", "heads", "parameters"))
     longest = int(known.get("longest", _MAX_COUNT))
@@ -253,10 +275,10 @@ def _candidates(window: tuple[int, int], known: Mapping[str, int | str]) -> Iter
             if given.get("seq", 0) > longest:
                 continue
             for dtype, prior in _dtypes(shape, known):
-                candidate = _solve(shape, given, solved, dtype, window, longest)
-                if candidate is not None:
-                    fit = candidate.fit * prior * _GUESS_DISCOUNT ** (len(missing) + bool(solved))
-                    yield replace(candidate, fit=round(fit, 4))
+                solution = _solve(shape, given, solved, dtype, window, longest)
+                if solution is not None:
+                    fit = solution.fit * prior * _GUESS_DISCOUNT ** (len(missing) + bool(solved))
+                    yield solution._replace(fit=round(fit, 4))
 
 
 def _dtypes(shape: _Shape, known: Mapping[str, int | str]) -> tuple[tuple[str, float], ...]:
@@ -270,8 +292,8 @@ def _dtypes(shape: _Shape, known: Mapping[str, int | str]) -> tuple[tuple[str, f
 
 def _solve(
     shape: _Shape, given: Mapping[str, int], solved: Sequence[str], dtype: str, window: tuple[int, int], longest: int
-) -> TensorCandidate | None:
-    """The candidate of a shape whose unknown factors (batch, or batch x seq) follow from the window."""
+) -> _Solution | None:
+    """The sizes of a shape whose unknown factors (batch, or batch x seq) follow from the window."""
     factors = [name for name in shape.factors if name not in solved]
     unit = math.prod(given[name] for name in factors) * _ITEM_BYTES[dtype] * shape.multiple
     if not unit:
@@ -280,13 +302,9 @@ def _solve(
     num_bytes = unit * count
     if not count or not window[0] <= num_bytes <= window[1] or (solved == ["seq"] and count > longest):
         return None
-    words = [f"{' x '.join(solved)} {count}"] if solved else []
-    words += [f"{name} {given[name]}" for name in factors]
-    if shape.multiple > 1:
-        words.append(str(shape.multiple))
-    formula = f"{' x '.join([*words, dtype])} = {format_bytes(num_bytes)}"
     closeness = 1 - 0.3 * (window[1] - num_bytes) / max(1, window[1] - window[0])
-    return TensorCandidate(shape.name, formula, num_bytes, shape.prior * closeness * _commonness(count))
+    fit = shape.prior * closeness * _commonness(count)
+    return _Solution(fit, num_bytes, shape, given, solved, count, dtype)
 
 
 def _roundest(least: int, most: int) -> int:

@@ -21,6 +21,7 @@ PAGE_CATALOGUE: Sentences = {
     "line_why": "Why: {text} (Confidence: {confidence}.)",
     "line_why_open": "Why: {text}",
     "why_possible": "The text leaves the cause open. Most likely: {cause}",
+    "why_usual": "The text does not say why. Most often in such reports: {cause}",
     "heading_possible": "What else it may be, and how to check",
     "heading_confirm": "How to confirm it",
     "evidence_quoted": "{statement} (“{quote}”).",
@@ -91,8 +92,7 @@ PAGE_CATALOGUE: Sentences = {
         "Raise the limit (set_per_process_memory_fraction, gpu_memory_utilization), or use less memory below it."
     ),
     "advice_sysmem_fallback": (
-        "Treat the card's own memory as the limit (the driver's fallback only makes the run slow): smaller"
-        " batches or inputs, and bf16."
+        "Make the run fit the card's own memory: what the driver moves to host memory only makes it slow."
     ),
     "advice_host_ram": "Use less of the computer's RAM, or give the program more.",
     "advice_shared_memory": (

@@ -155,8 +155,14 @@ REMEDIES: Sentences = {
     "remedy_shorter_context": ("Allow a shorter context ({setting}): it bounds what a single request can take."),
     "remedy_generation_share": ("Give the generation beside the training a smaller share of its device ({setting})."),
     "remedy_swap_blocks": "Keep blocks of the model in RAM until they are needed (blocks_to_swap).",
+    "remedy_swap_blocks_if_offered": (
+        "If the training program can keep blocks of the model in RAM until they are needed (block swap), let it."
+    ),
     "remedy_loss_only": "Make the evaluation keep no logits (prediction_loss_only=True), if the loss is enough.",
     "remedy_fewer_bits": "Use frozen weights with fewer bits (fp8, 8 or 4 bits), or a smaller model.",
+    "remedy_fewer_bits_if_frozen": (
+        "If only an adapter (LoRA) is trained: frozen weights with fewer bits (fp8, 8 or 4 bits)."
+    ),
     "remedy_rarer_work": (
         "Check what the program does only at that step, and make it smaller: an evaluation batch, the samples it draws."
     ),

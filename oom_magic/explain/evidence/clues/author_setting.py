@@ -173,6 +173,11 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"\btokeni?[sz]?e?|\bsequences?\b|\bseq_?len|\bprompts?\b|\bloras?\b|\bpeft\b|\bsft\b|language model"
         r"|translat\w+",
     ),
+    "names_lora": words(r"\b(?:q|do)?loras?\b|\badapters?\b"),
+    "trains_whole": words(
+        r"\bfull[- ](?:\w+[- ])?(?:fine-?tun\w*|training)\b|\bdreambooth ?/ ?fine-?tun",
+        r"全(?:量|参数?)\s?(?:微调|训练)",
+    ),
     # What a run does already, by its settings.
     "has_lora": words(r"\b(?:lora_(?:r|rank|alpha)|q?lora[_ ]?config|get_peft_model)\b|(?:_type|tuning)\W{1,3}lora\b"),
     "has_half": words(r"\b(?:bf16|fp16|bfloat16|float16)\W{0,4}(?:true|auto|1\b)"
@@ -212,7 +217,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|\bltx\b|\b[ti]2[vi]\b|提示词",
     ),
     "predates_bf16": words(  # cards before Ampere
-        r"\b(?:[vp]100|[pkm]40|k80|m60|gtx|titan|t4|quadro)\b|\b(?:geforce|rtx)[ -]?20[678]0"
+        r"\b(?:[vp]100|[pkm]40m?|k20[mx]?|k80m?|m60|gtx|titan|t4|quadro)\b|\b(?:geforce|rtx)[ -]?20[678]0"
         r"|\b(?:10[5-8]0|16[56]0|20[678]0)[ -]?(?:ti|super)\b",
     ),
     "retains_graph": words(r"\bretain_graph\b"),
@@ -254,7 +259,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         rf"(?:any\s(?:of\s)?(?:the\s)?)?{_MODEL}",
         r"loading checkpoint shards|loading weights|loading pipeline components", r"(?:oom"
         r"|memory)\w* on load(?:ing)?\b",
-        rf"loading\s{_MODEL}", r"(?:加载|载入)(?:大)?(?:模型|权重)(?:时|失败|过程|的时候|就|中)",
+        rf"loading\s{_MODEL}", r"\b(?:during|in|at) (?:the )?(?:model|weights?|checkpoint) loading\b",
+        r"(?:加载|载入)(?:大)?(?:模型|权重)(?:时|失败|过程|的时候|就|中)",
     ),
     "many_ranks": words(
         r"(?:four|eight|two|multi(?:ple)?|[2-9]|1[0-6])[- ]?(?:x\s?)?gpus?\b", r"multi-?gpu", r"\b[2-9] (?:x )?("

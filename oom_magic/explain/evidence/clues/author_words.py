@@ -326,7 +326,7 @@ TOLD: dict[str, re.Pattern[str]] = {
 }  # fmt: skip
 
 _BLANKS = re.compile(r"[ \t]{2,8}")
-TIP = r"to avoid fragmentation[^\n]{0,200}"  # PyTorch's own
+TIP = r"to avoid fragmentation[^\n\u4e00-\u9fff]{0,200}"  # PyTorch's own
 # One setting compared with another is no growth while a run goes on.
 _COMPARED = words(
     r"\b(?:when|after|by|if|once) (?:i |we )?(?:switch|chang|enabl|increas|rais|add|set|us)"
@@ -341,7 +341,7 @@ _QUOTED = words(
 )  # fmt: skip
 # Misspellings of "didn't".
 _NEGATION = re.compile(r"\b(did|does|do|ca|wo|is|was|are|were|could|would|should|has|have|had)nt\b", re.I)
-_TRAINS_NOW = re.compile(r"\btrain(?:ing|s|er)?\b|fine-?tun|\bepochs?\b|\.backward\(|微调|训练", re.I)
+_TRAINS_NOW = re.compile(r"\btrain(?:ing|s|er)?\b|fine[- ]?tun|\bepochs?\b|\.backward\(|微调|训练", re.I)
 _HAN = re.compile(r"[\u4e00-\u9fff]")
 _ADVICE = re.compile(  # with Chinese between the words
     r"(?:是否有?|如果|检查(?!点)|防止|避免|whether|check|if there (?:is|are)(?: any)?|against)[\s\w*]{0,12}$"
@@ -350,6 +350,18 @@ _ADVICE = re.compile(  # with Chinese between the words
 )
 _GUESSED = re.compile(
     r"\b(?:doubt|suspect|guess|wonder|maybe|perhaps|possibly|probably|may|might|could)\w*\b(?: \w+){0,6} ?$", re.I
+)
+# What would be, what is planned, and what is praised did not fail.
+_NOT_SEEN = re.compile(
+    r"\b(?:would|could|thank(?:s| you)|want(?:s|ed)? to|plan\w* to|hop(?:e|ing) to|(?:would|'d) like to|in order to"
+    r"|in (?:the )?future|able to|support(?:s|ed)?|designed|suitable|is there (?:a|any) way|how (?:to|can|do|should))\b"
+    r"(?:(?!\bbut\b|\bhowever\b|\boom\b|out of memory)[^.!?\n]){0,100}$"
+    r"|\b(?:only )?if (?:i|we|you) (?:had|were|could)\b[^.!?\n]{0,60}$",
+    re.I,
+)
+_OF_WHAT_FAILED = {"larger_input_fails"}
+_FAILS = re.compile(
+    r"\boom\b|memory|\bcrash|\bfail|\berror|\bkill|\bcuda\b|vram|\bram\b|显存|内存|报错|爆|溢出|失败", re.I
 )
 _ASKED = re.compile(
     r"\s{0,2}(?:(?:so|but|or|and),? )?(?:is|are|was|does|did|could|can|may|might) (?:it|this|that)\b"
@@ -394,10 +406,12 @@ def said_in(text: str) -> dict[str, str]:
     said = _NEGATION.sub(r"\1n't", _BLANKS.sub(" ", _QUOTED.sub("", text)))
     prose = _CODE_LINE.sub(lambda match: " " * len(match.group()), said)
     sources = ((key, pattern, said if key in _IN_CODE else prose) for key, pattern in TOLD.items())
-    matches = {key: match for key, pattern, text in sources if (match := _told(pattern, text)) is not None}
+    matches = {key: match for key, pattern, text in sources if (match := _told(pattern, text, key)) is not None}
     if "grows" in matches and _told(TOLD["grows"], _COMPARED.sub("", said)) is None:
         del matches["grows"]
     has_trained = "training_fits" in matches or not _TRAINS_NOW.search(said)
+    if has_trained and _is_titled_training(said):
+        has_trained = False  # another training went before it
     if "spills" in matches:  # the card is full first
         matches.pop("host_fills", None)
     if has_trained and "infers" in matches and "evaluates" not in matches:
@@ -424,7 +438,14 @@ def clause_around(text: str, start: int, end: int) -> str:
     return f"{'… ' if is_cut[0] else ''}{quote}{' …' if is_cut[1] else ''}"
 
 
-def _told(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+def _is_titled_training(text: str) -> bool:
+    """Whether the first line names a training, and nothing that comes after one."""
+    title = text.lstrip()[:_LONGEST_QUOTE].split("\n", 1)[0]
+    others = (TOLD[key].search(title) for key in ("infers", "evaluates", "saves"))
+    return bool(_TRAINS_NOW.search(title) and not any(others))
+
+
+def _told(pattern: re.Pattern[str], text: str, key: str = "") -> re.Match[str] | None:
     """The first match that is a statement, not a question or advice: "check whether others use it", "is it a leak?"."""
     for match in pattern.finditer(text):
         start = match.start()
@@ -433,9 +454,19 @@ def _told(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
             continue
         if _GUESSED.search(text, max(sentence, start - 48), start):
             continue
+        if key in _OF_WHAT_FAILED and _is_not_seen(text, sentence, start, match.end()):
+            continue
         if not _is_asked_in_chinese(text, start, match.end()):
             return match
     return None
+
+
+def _is_not_seen(text: str, sentence: int, start: int, end: int) -> bool:
+    """Whether the words are of a wish, or of a title that names no failure."""
+    if _NOT_SEEN.search(text, max(sentence, start - 120), start):
+        return True
+    line = text[: text.find("\n", end) if "\n" in text[end:] else len(text)].lstrip()
+    return "\n" not in line and "\n" in text.strip() and len(line) <= _LONGEST_QUOTE and not _FAILS.search(line)
 
 
 def _is_asked_in_chinese(text: str, start: int, end: int) -> bool:

@@ -149,6 +149,7 @@ _PARTS = re.compile(
     r"[,;!?，。；、]|\.(?=\s|$)|\s[-–—]+\s|\b(?:but|while|whereas|however|and|yet)\b|(?:但是?|而)", re.I
 )
 _NUMBER = re.compile(r"(?<![\w.])\d{1,6}(?![\d.]*\d)")
+_OF_DATA_SETS = words(r"\bsame size\b|\b(?:small|larg|bigg)\w* data ?sets?\b")  # of which a step takes no more
 _DOES_NOT_RUN = words(r"(?:n't|\bnot) (?:\w+ )?(?:work|run|fit|enough)\w*|\bunable\b|\bcannot\b|不行|不能|跑不")
 _DOES_RUN = words(
     r"\bwon't\b|(?:n't|\bnot) (?:\w+ )?(?:fail|crash|oom|happen|occur|get)\w*"
@@ -167,7 +168,8 @@ _LONGEST_LINE = 600
 def contrast_in(text: str) -> str:
     """The line in which a cleaned text says of one setting which size runs and which fails; empty if there is none."""
     for line in text[:_LONGEST_READ].split("\n"):
-        if len(line) <= _LONGEST_LINE and _SIZE.search(line) and len(_NUMBER.findall(line)) > 1:
+        is_of_sizes = len(line) <= _LONGEST_LINE and _SIZE.search(line) and not _OF_DATA_SETS.search(line)
+        if is_of_sizes and len(_NUMBER.findall(line)) > 1:
             outcomes: dict[str, bool | None] = {}  # what is said first of a number: others may have more memory
             for part in _PARTS.split(line):
                 outcomes = {number: _outcome(part) for number in _NUMBER.findall(part)} | outcomes

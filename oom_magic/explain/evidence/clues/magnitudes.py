@@ -17,7 +17,7 @@ _LARGE_COUNTS = {"nodes": 50_000, "edges": 1_000_000, "points": 50_000, "gaussia
 
 _SIDES = re.compile(
     r"(?<![\w.\[/,-])(\d{3,5})\s?[x\u00d7X*]\s?(\d{3,5})(?:\s?[x\u00d7X*]\s?(\d{1,5}))?(?![\w%]|\.\d)"
-    r"|\((\d{3,5}),\s?(\d{3,5})(?:,\s?[1-4])?\)"
+    r"|\((\d{3,5}),\s?(\d{3,5})(?:,\s?[1-4])?\)|\[(\d{3,5})\s?[x\u00d7]\s?(\d{3,5})\]"
 )
 _TAKEN = re.compile(r"\bempty_strided_\w{3,4}\([^\n]*")  # by compiled code
 _NOT_A_PICTURE = re.compile(r"(?:shape|size mismatch|weight|linear|matrix|torch\.size|tensor)\W{0,10}$", re.I | re.A)
@@ -41,7 +41,8 @@ _SEQUENCE = re.compile(
     r"(?:length|size|window|len)|num_ctx|n_ctx|ctx[-_]size|seq_?len|\s-c)\b\W{0,4}(?:of|is|to|up to|around)?\W{0,3}"
     r"(\d[\d,_]{0,14})\s?(k\b)?"
     r"|(\d{1,4})\s?(k)(?=[- ]?(?:context|tokens?|ctx|sequences?|length|seq)\b|的?(?:序列|上下文|长度))"
-    r"|(?:lengths?|sequences?|samples?|inputs?|prompts?|documents?)\b[^.\n]{0,80}?(?P<tokens>\d[\d,]{3,7})\s?tokens\b",
+    r"|(?:lengths?|sequences?|samples?|inputs?|prompts?|documents?)\b[^.\n]{0,80}?(?P<tokens>\d[\d,]{3,7})\s?tokens\b"
+    r"|(?:lengths?|sequences?) (?:reach\w*|of|is|to)\s(\d{1,4})\s?(k)\b",
     re.I | re.A,
 )
 _RECORDING = re.compile(
@@ -50,6 +51,13 @@ _RECORDING = re.compile(
     re.I | re.A,
 )
 _LONG_HOURS = 1 / 6
+_CLIP = re.compile(
+    r"\b\d{3,4}\s?[x\u00d7]\s?\d{3,4}\b[^.\n]{0,24}\b(?:videos?|clips?)\b[^.\n]{0,12}"
+    r"\b(?P<seconds>\d{1,3}) ?s(?:ec\w*)?\b"
+    r"|\b\d{3,4}\s?[x\u00d7]\s?\d{3,4}\b[^.\n]{0,24}\b(?P<frames>\d{2,4}) ?frames?\b",
+    re.I | re.A,
+)
+_LONG_CLIP = 3 * 24  # frames; each second has some 24
 _COUNT = re.compile(
     r"(\d[\d,.]{0,14})\s?(k|m|million|thousand|w|万)?\+?\s(?:\w+\s)?(nodes?|edges?|points?|gaussians?|splats?|vertices"
     r"|triangles|faces|boxes|objects|instances)\b|edge_index=\[2, (\d{1,12})\]|gaussians: \d{1,12}/(\d{1,12})",
@@ -112,7 +120,9 @@ def large_inputs(text: str) -> tuple[Magnitude, ...]:
     for match in _SIDES.finditer(text):
         if _NOT_A_PICTURE.search(text, max(0, match.start() - 24), match.start()):
             continue
-        if match.group().startswith("(") and not _OF_A_PICTURE.search(text, max(0, match.start() - 60), match.start()):
+        if match.group().startswith(("(", "[")) and not _OF_A_PICTURE.search(
+            text, max(0, match.start() - 60), match.start()
+        ):
             continue  # any two numbers
         sides = [int(side) for side in match.groups() if side]
         if sides[0] * sides[1] * (sides[2] if len(sides) > 2 else 1) >= _LARGE_PICTURE:
@@ -124,12 +134,16 @@ def large_inputs(text: str) -> tuple[Magnitude, ...]:
     if named:
         found.setdefault("picture", Magnitude("picture", named.group().strip()))
     for match in _SEQUENCE.finditer(text):
-        digits, thousand = match.group(1) or match.group(3) or match["tokens"], match.group(2) or match.group(4)
+        digits = match.group(1) or match.group(3) or match["tokens"] or match.group(6)
+        thousand = match.group(2) or match.group(4) or match.group(7)
         if _number(digits) * (1_000 if thousand else 1) >= _LARGE_SEQUENCE:
             found.setdefault("sequence", Magnitude("sequence", match.group().strip()))
     recording = _RECORDING.search(text)
     if recording is not None and float(recording["hours"] or 0) + float(recording["minutes"] or 0) / 60 >= _LONG_HOURS:
         found["recording"] = Magnitude("recording", recording.group().strip())
+    clip = _CLIP.search(text)
+    if clip is not None and (int(clip["frames"] or 0) or 24 * int(clip["seconds"])) >= _LONG_CLIP:
+        found["video"] = Magnitude("video", clip.group().strip())
     for match in _COUNT_AFTER.finditer(text):
         kind = f"{match.group(1).lower()}s"
         if _number(match.group(2)) >= _LARGE_COUNTS[kind]:

@@ -64,7 +64,8 @@ _IN_VAIN = words(
     r"\b(?:does|do|did|has|have|is|was|will|wo)(?:n'?t| not) (?:\w+ ){0,3}"
     r"(?:help|work|chang|matter|solv|fix|resolv|effect|reduc)\w*",
     r"\bnot? (?:help|work|solv|fix|resolv)\w*|\bunable to (?:solve|fix)|\bcan(?:'t|not) (?:solve|fix)",
-    r"\bstill\b|\bsame (?:error|problem|issue|result|thing)|\bnone of|\bneither\b|\bnothing (?:help|chang|work)\w*",
+    r"\bstill\b|\bsame (?:error|problem|issue|result|thing)|\bnone of|\bneither\b"
+    r"|\bnothing (?:seem\w* to |really )?(?:help|chang|work|fix|solv)\w*",
     r"\beven (?:with|if|when|after|by|for|at|though|using|setting|reducing|lowering)\b|\bno mat+er\b|\bregardless of\b",
     r"没有?(?:用|效|作用|解决)|无效|不行|不起作用|无济于事|不能解决|解决不了|还是|仍|依然|依旧|无论|不管"
     r"|(?:也|都)(?:还)?(?:会|不|没|报|爆|是|一样|无)",
@@ -91,6 +92,7 @@ _NOT_MADE = words(
     r"|\bwhen i (?:try to )?(?:enlarg|increas|rais)\w*",
     r"不知道|怎么(?:设置|改)",
 )
+_PROPOSED = re.compile(rf"(?:try setting \S{{1,60}} )?{TIP}")
 _END = re.compile(r"(?:[!?;]|\.(?![\w/]))[\s\"')]{0,4}|[。！？；\n]{1,4}")
 
 
@@ -98,8 +100,10 @@ def tried_in(text: str) -> dict[str, str]:
     """The changes that a cleaned text's author has made in vain, as keys and the sentence that says each."""
     if len(text) > 2 * _LONGEST_READ:
         text = f"{text[:_LONGEST_READ]}\n{text[-_LONGEST_READ:]}"
-    sentences = [one[:_LONGEST_SENTENCE] for one in _END.split(re.sub(TIP, "", text)) if one.strip()]
-    return dict(_tried(sentences))
+    sentences = (one for one in _END.split(_PROPOSED.sub("", text)) if one.strip())
+    # a message in the middle of a sentence makes it long
+    parts = [one[at : at + _LONGEST_SENTENCE] for one in sentences for at in range(0, len(one), _LONGEST_SENTENCE)]
+    return dict(_tried(parts))
 
 
 def _tried(sentences: list[str]) -> Iterator[tuple[str, str]]:

@@ -274,6 +274,8 @@ def _of_run(diagnosis: Diagnosis, keys: set[str], is_device: bool) -> tuple[str,
         and "trains" not in diagnosis.told
         and is_device
     )
+    if cause is Cause.WEIGHTS_TOO_BIG and "told_loading" in keys and "attends" not in diagnosis.told and is_device:
+        return ("map_location_cpu", "quantized_model", "offload")
     if cause is Cause.WEIGHTS_TOO_BIG and (is_inference or {"training_fits", "infers"} <= diagnosis.told):
         return ("quantized_model", "offload", "close_processes_any")
     if is_inference and cause in (Cause.ACTIVATIONS, Cause.UNKNOWN):
@@ -284,8 +286,6 @@ def _of_run(diagnosis: Diagnosis, keys: set[str], is_device: bool) -> tuple[str,
         return ("merge_on_host",) if "merges" in diagnosis.told else ("state_on_host",)
     if of_ranks := [one for one in ("one_device_holds_more", "ranks_load_to_one") if one in keys]:
         return _BY_EVIDENCE[of_ranks[0]]
-    if cause is Cause.WEIGHTS_TOO_BIG and "told_loading" in keys and "attends" not in diagnosis.told and is_device:
-        return ("map_location_cpu", "quantized_model", "offload")
     if is_device and not trains(diagnosis):
         if cause in (Cause.ACTIVATIONS, Cause.UNKNOWN) and keys & _OF_ANY_RUN:
             return ("smaller_input", "close_processes_any")

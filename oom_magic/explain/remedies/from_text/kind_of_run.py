@@ -106,7 +106,7 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
         "of_tokens": names_tokens(diagnosis),
         "has_ranks": has_ranks(diagnosis),
         "hosted": _HOSTED & set(diagnosis.systems),
-        "not_its_input": diagnosis.cause not in INPUT_CAUSES,
+        "not_its_input": diagnosis.cause not in (*INPUT_CAUSES, Cause.SYSMEM_FALLBACK),
         "full_of_its_own": diagnosis.cause in (*INPUT_CAUSES[:3], Cause.WEIGHTS_TOO_BIG, Cause.OPTIMIZER_STATE),
         # a with-statement shows in no traceback, so frames without it say nothing
         "infers_with_graphs": "lacks_no_grad" in told or _WITHOUT_NO_GRAD & evidence,
@@ -118,6 +118,7 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
         "has_small_share": "paddle_share" in evidence,
         "creates_weights": "program_without_inputs" in evidence,
         "of_weights": diagnosis.phase in _OF_WEIGHTS,
+        "latents_by_lora": {"of_latents", "names_lora"} <= told and "trains_whole" not in told,
         "weights_in_half": "weights_fill_card" in evidence and "names_float32" not in told,  # they are counted so
     }
     return frozenset(found | {name for name, is_so in may_be.items() if is_so})

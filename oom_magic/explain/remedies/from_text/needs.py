@@ -82,9 +82,11 @@ NEEDS: Mapping[str, Needs] = {
     "offload": _row(
         "by_a_program of_tokens diffuses", "maps_devices on_mps has_ranks trains tried_offload", code="own_loop"
     ),
-    "fewer_bits": _row("of_latents", absent="tried_quantized"),
+    "fewer_bits": _row("latents_by_lora", absent="tried_quantized", instead="fewer_bits_if_frozen"),
+    "fewer_bits_if_frozen": _row("of_latents", absent="tried_quantized trains_whole"),
     "more_swapped": _row("swaps_blocks"),
-    "swap_blocks": _row("may_swap_blocks", absent="swaps_blocks"),
+    "swap_blocks": _row("may_swap_blocks", absent="swaps_blocks", instead="swap_blocks_if_offered"),
+    "swap_blocks_if_offered": _row("of_latents", absent="swaps_blocks tried_offload"),
     "tensor_parallel": _row("many_ranks", absent="shards"),
     "tgi_shards": _row(absent="shards"),
     "quantized_model": _row("by_a_program of_tokens diffuses not_its_input", absent="tried_quantized"),
