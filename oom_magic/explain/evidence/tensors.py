@@ -246,11 +246,11 @@ class _Solution(NamedTuple):
     shape: _Shape
     given: Mapping[str, int]
     solved: Sequence[str]
-    count: int
+    number: int
     dtype: str
 
     def candidate(self) -> TensorCandidate:
-        words = [f"{' x '.join(self.solved)} {self.count}"] if self.solved else []
+        words = [f"{' x '.join(self.solved)} {self.number}"] if self.solved else []
         words += [f"{name} {self.given[name]}" for name in self.shape.factors if name not in self.solved]
         if self.shape.multiple > 1:
             words.append(str(self.shape.multiple))
