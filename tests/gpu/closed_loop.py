@@ -22,6 +22,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import compiled_notebooks  # noqa: F401 - its notebooks, too
 import further_notebooks  # noqa: F401 - its notebooks, too
 import habit_notebooks  # noqa: F401 - its notebooks, too
 import hidden_notebooks  # noqa: F401 - its notebooks, too

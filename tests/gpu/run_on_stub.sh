@@ -30,6 +30,11 @@ for file in tests/gpu/test_*.py; do
   "$work/fakecuda" run --gpu rtx3060 --ndev 2 -- python -m pytest -q -m gpu "$file"
 done
 
+# Triton goes where notebooks of compiled code alone see it: beside it, every explanation rehearses compiling.
+"$FAKECUDA_HOME/venv/bin/pip" install -q --no-deps --target "$work/triton" triton==3.7.1
+PYTHONPATH="$work/triton" TORCHINDUCTOR_COMPILE_THREADS=1 "$work/fakecuda" run --gpu rtx3060 -- \
+  python -m pytest -q -m gpu tests/gpu/test_closed_loop.py -k compiled
+
 # torchvision can be imported beside a CUDA build only. It goes where the tests above do not see it.
 "$FAKECUDA_HOME/venv/bin/pip" install -q --no-deps --target "$work/site-packages" timm==1.0.31 torchvision==0.28.0
 PYTHONPATH="$work/site-packages" "$work/fakecuda" run --gpu a100-80gb -- \

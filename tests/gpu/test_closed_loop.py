@@ -5,6 +5,7 @@ Each run is a process of its own, on a card of 2 GiB of the CUDA build without a
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -23,13 +24,14 @@ import pytest
 import recomputed_notebooks  # noqa: F401 - its notebooks, too
 import summing_notebooks  # noqa: F401 - its notebooks, too
 import unlike_notebooks  # noqa: F401 - its notebooks, too
+from compiled_notebooks import COMPILED
 from failing_notebooks import NOTEBOOKS
 from notebook_cases import CARD_MIB
 
 pytestmark = pytest.mark.gpu
 HERE = Path(__file__).parent
 # One of each kind; each notebook takes a minute, --slow runs all.
-QUICK = ("leak", "collected outputs", "two models", "class that trains", "queue of keys")
+QUICK = ("leak", "collected outputs", "two models", "class that trains", "queue of keys", "compiled method")
 # What a pretend card cannot show: another program, an empty cell, how long a queue was before.
 REAL = ("another process", "two models", "queue of keys")
 
@@ -42,12 +44,15 @@ def _notebooks(quick: Collection[str], but: Collection[str] = ()) -> list[Any]:
 @cache
 def run(name: str, *more: str) -> dict[str, Any]:
     """What closed_loop.py prints of a notebook."""
+    if name in COMPILED and importlib.util.find_spec("triton") is None:
+        pytest.skip("needs triton (tests/gpu/run_on_stub.sh)")
     if "FAKECUDA_GPU" not in os.environ:
         pytest.skip("needs the CUDA build on the stub (tests/gpu/run_on_stub.sh): a card of another size")
     stub = os.environ.get("FAKECUDA_SOURCE", str(HERE.parents[1] / ".." / "shared" / "fakecuda"))
+    beside = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []  # where triton is
     env = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), stub]),
+        "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), stub, *beside]),
         "FAKECUDA_MEM_MIB": str(CARD_MIB),
         "FAKECUDA_CONTEXT_MIB": "380",  # as the catalogue has it
         **({"CUDA_VISIBLE_DEVICES": ""} if "pretend" in more else {}),
