@@ -47,6 +47,12 @@ def test_value_of_the_cell_is_kept_and_can_be_silenced(shell) -> None:
     assert run(shell, "%%gpumem --no-plot\nx = 3").result is None
 
 
+@pytest.mark.parametrize("text", ["I don't know (why", 'a """ b', "PS C:\\train> python train.py", "x = 1;"])
+def test_what_is_pasted_need_be_no_python(shell, text) -> None:
+    result = run(shell, f"%%oom_explain --fast\nCUDA out of memory. Tried to allocate 1.50 GiB.\n{text}")
+    assert result.success and "1.50 GiB" in str(result.result)
+
+
 def test_line_form_keeps_the_statement_as_written(shell) -> None:
     assert run(shell, "%gpumem --no-plot --gpu 'A100 80GB' len('a  \"b')").result == 5
     assert "A100" in shown(shell)[-1]

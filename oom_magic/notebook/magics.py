@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
-from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand, output_can_be_silenced
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from oom_magic.language import _
@@ -24,6 +25,7 @@ from oom_magic.notebook.options import (
     explanation_arguments,
     parse_line,
     parse_options,
+    silenced_by_semicolon,
     slider_arguments,
     unquoted,
 )
@@ -66,7 +68,7 @@ class OOMMagics(Magics):
         self.failures = FailureWatch(shell, self.runner)
         self.monitor: Monitor | None = None
 
-    @output_can_be_silenced
+    @silenced_by_semicolon
     @no_var_expand
     @magic_arguments()
     @argument(
@@ -143,7 +145,7 @@ class OOMMagics(Magics):
         if options.json:
             gpumem.save(report, options.json)
 
-    @output_can_be_silenced
+    @partial(silenced_by_semicolon, is_cell_code=False)
     @no_var_expand
     @magic_arguments()
     @explanation_arguments
@@ -173,7 +175,7 @@ class OOMMagics(Magics):
                 return explain_path(self.shell, unquoted(path), options)
             return explain_last(self.shell, self.failures, self.runner, options)
 
-    @output_can_be_silenced
+    @silenced_by_semicolon
     @magic_arguments()
     @argument("--names", nargs="+", default=[], metavar="NAME", help=_("Also delete these variables."))
     @argument("--out", action="store_true", help=_("Also forget the results that IPython keeps (Out, _, _3)."))
@@ -198,7 +200,7 @@ class OOMMagics(Magics):
             self.failures.forget_held()
         return released
 
-    @output_can_be_silenced
+    @silenced_by_semicolon
     @magic_arguments()
     @argument(
         "--model",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import errno
+import functools
 import os
 import re
 import sys
+import tokenize
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from IPython.core.displayhook import DisplayHook
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser, argument, construct_parser, parse_argstring
 
@@ -200,6 +203,31 @@ def dry_run_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_DRY_RUN_OPTIONS):
         magic = option(magic)
     return magic
+
+
+def silenced_by_semicolon(magic: Callable[..., Any], is_cell_code: bool = True) -> Callable[..., Any]:
+    """Decorator: the value of a magic whose code ends in a semicolon is not shown; a cell of text is no code.
+
+    IPython's ``output_can_be_silenced`` reads the text as Python's tokens and ends with Python's error where they are
+    none: a message that is pasted, from Python 3.12 on every apostrophe in it.
+    """
+
+    @functools.wraps(magic)
+    def silenced(self: Any, line: str, cell: str | None = None) -> Any:
+        if cell is None:
+            value, code = magic(self, line), line
+        else:
+            value, code = magic(self, line, cell), cell if is_cell_code else ""
+        return None if _ends_in_semicolon(code) else value
+
+    return silenced
+
+
+def _ends_in_semicolon(code: str) -> bool:
+    try:
+        return bool(DisplayHook.semicolon_at_end_of_expression(code))
+    except (tokenize.TokenError, SyntaxError):
+        return False
 
 
 def make_parser(arguments: Callable[..., Any]) -> MagicArgumentParser:

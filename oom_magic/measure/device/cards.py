@@ -60,7 +60,7 @@ def _device(index: int, reading: CardReading) -> Device:
     except RuntimeError:
         # A card that others have filled has no room for the context that CUDA's own reading needs; after an error on
         # the device it answers nothing.
-        total = reading.total_bytes or properties.total_memory
+        total = properties.total_memory
         free = max(total - (reading.used_bytes or total), 0)
         is_here = reserved > 0
     outside = max(total - free - reserved, 0)
