@@ -119,6 +119,37 @@ def test_a_log_is_read_without_its_repeats():
             ["quantizing at work"], ["microbatch"], id="quantizing in the title",
         ),
         pytest.param(
+            "I want to quantize my llama 70b with awq on 8xA100 40GB\nmodel.quantize(tokenizer, quant_config=quant_config)\ntokenizer."
+            "save_pretrained(path)\nIt only uses gpu:0 and goes OOM:\nTraceback (most recent call last):\n"
+            '  File "/x/q.py", line 13, in <module>\n    model.quantize(tokenizer, quant_config=quant_config)',
+            ["fewer or shorter samples"], ["saving", "for its weights", "layer by layer"], id="code before a story is no traceback",
+        ),
+        pytest.param(
+            "PPO of brax: RuntimeError: INTERNAL: Failed to launch CUDA kernel: fusion_29 with block dimensions: 128x1x1 and grid"
+            " dimensions: 1x1x1: CUDA_ERROR_OUT_OF_MEMORY: out of memory, even with one environment",
+            ["reserves", "PREALLOCATE=false"], ["half as much", "not through PyTorch"], id="what JAX leaves the driver",
+        ),
+        pytest.param(
+            "SAC with MJX fails with a batch of 32, too: xla/service/hlo_rematerialization.cc:2941] Can't reduce memory use below"
+            " -30.29GiB by rematerialization; only reduced to 49.62GiB (53280000080 bytes), down from 49.62GiB originally",
+            ["JAX ran out"], ["bf16", "jax.checkpoint"], id="a warning of XLA",
+        ),
+        pytest.param(
+            "Pi0 training: bfc_allocator.cc:501] Allocator (GPU_0_bfc) ran out of memory trying to allocate 510.68MiB\n"
+            "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 535486464 bytes\nTraceback (most recent call last):\n"
+            '  File "/p/train.py", line 244, in main\n    state, sharding = init_train_state(config, rng, mesh)\njaxlib/x.py',
+            ["optimizer\\s+was set up", "no step has run"], ["optimizer.step", "SGD"], id="a training state of Flax",
+        ),
+        pytest.param(
+            "docker compose --profile auto-cpu up\nWarning: Found no NVIDIA driver on your system.\nLoading weights from"
+            " v1-5-pruned.ckpt\nwebui-docker-auto-cpu-1 exited with code 137", ["RAM\\) ran out", "limit of the container"],
+            ["Not a lack"], id="a warning is not the failure",
+        ),
+        pytest.param(
+            "CUDA out of memory. Tried to allocate 44.00 MiB (GPU 0; 11.76 GiB total capacity; 9.73 GiB already allocated; 83.31 MiB"
+            " free; 10.08 GiB reserved in total by PyTorch)", ["does not say why"], ["Why: Fragmentation"], id="few pieces",
+        ),
+        pytest.param(
             "Loading the data set consumes around 316GB of RAM. Is there a way to reduce this?",
             ["used up"], ["ran out", "GPU memory ran"], id="much is not all",
         ),

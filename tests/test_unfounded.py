@@ -178,7 +178,7 @@ _NUMBERS = (
         ),
         pytest.param(
             "training net.prototxt: Check failed: error == cudaSuccess (2 vs. 0)  out of memory\n@ caffe::Solver<>::Step()",
-            ["A smaller batch"], ["PyTorch", "autocast", "optimizer"], id="Caffe is no PyTorch",
+            ["half as much"], ["PyTorch", "autocast", "optimizer"], id="Caffe is no PyTorch",
         ),
         pytest.param(
             "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 26.00 MiB. GPU 0 has a total capacity of 15.92 GiB"
@@ -351,7 +351,7 @@ _NUMBERS = (
             ["newer version"], ["weights do not fit"], id="what grows has been loaded",
         ),
         pytest.param(
-            "RESOURCE_EXHAUSTED: Failed to allocate request for 176.00MiB (184549376B) on device ordinal 0", ["PREALLOCATE"],
+            "RESOURCE_EXHAUSTED: Failed to allocate request for 176.00MiB (184549376B) on device ordinal 0", ["nvidia-smi"],
             ["Close the other programs that", "kill"], id="nobody else seen",
         ),
         pytest.param(

@@ -244,7 +244,7 @@ _OF_SCORES = (
         ),
         pytest.param(
             "PaddleOCR tools/train.py，batch_size设置为1时，也无法启动训练\nOut of memory error on GPU 0. Cannot allocate 128.000000MB memory on"
-            " GPU 0, 7.995605GB memory has been allocated and available memory is only 0.000000B.", ["rather"],
+            " GPU 0, 7.995605GB memory has been allocated and available memory is only 0.000000B.", ["half as\\slarge"],
             ["batch: fewer", "fewer, shorter"], id="a batch of one in Chinese",
         ),
         pytest.param(

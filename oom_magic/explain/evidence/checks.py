@@ -87,6 +87,11 @@ def _check_of_work(cause: Cause, clues: Clues) -> Evidence:
     if cause is Cause.ACTIVATIONS and stage is not None and stage.key == "profiling" and not sees_pictures:
         return Evidence(f"check_{cause.value}_trial")
     serves = clues.program is not None and clues.program.program.key in SERVERS
+    if cause is Cause.OPTIMIZER_STATE and clues.program is not None and not clues.program.program.is_torch:
+        return Evidence("check_weights_too_big_inference")
+    of_batch = {"batch_of_one", "has_batch_of_one"} if clues.story.proposals else _BATCH_IS_NOT_IT
+    if cause is Cause.ACTIVATIONS and of_batch & clues.run.told and not serves:
+        return Evidence(f"check_{cause.value}_size")
     if clues.program is not None and (serves or cause is not Cause.MEMORY_FRACTION_LIMIT) and cause in _AS_INFERENCE:
         return Evidence(f"check_{cause.value}_inference")
     trains = clues.is_training or clues.tells_of_training
@@ -95,9 +100,6 @@ def _check_of_work(cause: Cause, clues: Clues) -> Evidence:
         return Evidence(f"check_{cause.value}_inference")
     if "splats" in clues.run.told and trains and cause in (Cause.ACTIVATIONS, Cause.WEIGHTS_TOO_BIG):
         return Evidence("check_gaussians")
-    of_batch = {"batch_of_one", "has_batch_of_one"} if clues.story.proposals else _BATCH_IS_NOT_IT
-    if cause is Cause.ACTIVATIONS and of_batch & clues.run.told:
-        return Evidence(f"check_{cause.value}_size")
     if cause is Cause.ACTIVATIONS and not (trains and ("names_batch" in clues.run.told or is_shown)):
         return Evidence(f"check_{cause.value}_inference")
     return Evidence(f"check_{cause.value}")

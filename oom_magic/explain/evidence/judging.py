@@ -67,6 +67,7 @@ _OF_ALL_RUNS = {"precedents", "computing_told", "inference_told", "own_tensors_f
 _OF_ANY_TRAINING = frozenset({"training_told"})
 
 _FIXED: dict[str, tuple[Cause, Confidence]] = {
+    "jax_launch": (Cause.MEMORY_FRACTION_LIMIT, Confidence.LIKELY),
     "cuda_preempted": (Cause.MEMORY_FRACTION_LIMIT, Confidence.CERTAIN),
     "cuda_absurd_size": (Cause.REQUEST_ALONE_TOO_BIG, Confidence.CERTAIN),
     "cuda_driver_error": (Cause.DRIVER_LEVEL, Confidence.CERTAIN),

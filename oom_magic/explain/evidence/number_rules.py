@@ -273,10 +273,11 @@ def _refused_with_room(failure: Failure, clues: Clues) -> Iterator[Support]:
         return
     if requested in NAMELESS_REQUESTS and free < 64 * requested:
         return  # the driver's own granularity
-    if stuck is not None and stuck >= requested:
+    is_clear = free >= 2 * requested and free >= failure.total_bytes * _NOTEWORTHY_SHARE
+    is_much = (stuck or 0) >= (failure.pytorch_bytes or 0) * MIN_STUCK_SHARE
+    if stuck is not None and stuck >= requested and (is_clear or is_much):
         values = {"stuck_bytes": stuck, "free_bytes": free, "requested_bytes": requested}
         yield Support(Cause.FRAGMENTATION, 0.3, Evidence("room_in_pieces", values))
-    is_clear = free >= 2 * requested and free >= failure.total_bytes * _NOTEWORTHY_SHARE
     if not is_clear:
         return
     evidence = _free_above_request(failure)

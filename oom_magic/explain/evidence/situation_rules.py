@@ -31,7 +31,7 @@ _LIGHT_PART = 4  # weights that fit the card so many times are not what fills it
 # What is said of a run whose weights do not lie on one card as a whole.
 _NOT_WHOLE = {"shards", "swaps_blocks", "keeps_in_ram", "offloads_parts"}
 _AFTER_LOADING = ("kv_cache", "compute", "serving", "logits", "vae")  # stages in which the weights are there
-_OF_A_LOG = re.compile(r"\d\d:\d\d:\d\d|\d%\|")
+_OF_A_LOG = re.compile(r"\d\d:\d\d:\d\d|\d% ?[|\u2580-\u259f#]")
 _LARGE_WEIGHTS = 12 * GIB  # most cards hold no more
 
 
@@ -213,8 +213,8 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
         yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("trained_fill_card", state))
     if "smaller_model_works" in told and not _trains(clues):
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("told_smaller_model"))
-    if weights is None or _NOT_WHOLE & told:
-        return
+    if weights is None or _NOT_WHOLE & told or clues.is_quantizing:
+        return  # quantizers keep one layer at a time on the device
     if clues.ram_bytes is not None and clues.ram_bytes < weights and "loads" in told and not _is_of_device(failure):
         values = {"weights_bytes": weights, "ram_bytes": clues.ram_bytes}
         yield Support(Cause.HOST_RAM, 0.55, Evidence("weights_above_ram", values))
@@ -426,8 +426,8 @@ def _likeliest_of_all(failure: Failure | None, clues: Clues) -> Iterator[Support
 
 def _is_large_request(failure: Failure, clues: Clues) -> bool:
     """Whether one request is larger than a layer's weights, in a program that allocates each tensor separately."""
-    if clues.program is not None and not clues.program.program.trains:
-        return False
+    if clues.program is not None and (not clues.program.program.trains or clues.program.program.key == "jax"):
+        return False  # XLA asks for all that a program computes in one piece
     requested, total = failure.requested_bytes or 0, failure.total_bytes
     if total is None:
         return 8 * _LARGE_REQUEST_BYTES <= requested <= _LARGEST_DEVICE_BYTES

@@ -73,8 +73,11 @@ _NO_CONTEXT = re.compile(
     r"cuCtxCreate|cuDevicePrimaryCtxRetain|THCGeneral\.c|in _lazy_init\b|_cuda_init\(|cudaSetDevice\("
 )
 _MOVED = re.compile(r"in _apply\b")
-# DeepSpeed makes the states of Adam when it is set up, in 32 bits.
-_OPTIMIZER_SET_UP = re.compile(r"initialize_optimizer_states|_configure_zero_optimizer|_create_fp32_partitions")
+# DeepSpeed makes the states of Adam when it is set up, in 32 bits; programs of Flax before the first step.
+_OPTIMIZER_SET_UP = re.compile(
+    r"initialize_optimizer_states|_configure_zero_optimizer|_create_fp32_partitions"
+    r"|\b(?:init|create)\w*_train_state\(|\bTrainState\.create\("
+)
 # Programs that keep a part of the weights in page-locked RAM, and say so.
 _OFFLOADS = re.compile(r"loaded partially|MB offloaded|Attempting to release mmap|pin_shared_memory.{1,4}True")
 _OPENED = re.compile(r"^(?:/dev/nvidia\d{1,2}:)?[ \t]{1,40}\S{1,40}[ \t]{1,20}\d{1,9} F\.{2,4}m?\s", re.M)  # fuser -v

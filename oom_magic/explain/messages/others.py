@@ -242,11 +242,6 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         r"|initializationerror)",
     ),
     ("no_kernel_image", "cuda", False, r"nokernelimageisavailable"),
-    (
-        "no_gpu", "cuda", False,
-        r"torchnotcompiledwithcudaenabled|foundnonvidiadriver|nocuda(?:gpusareavailable|-capabledeviceisdetected)"
-        r"|nvidiadriveronyoursystemistooold",
-    ),
     ("int32_limit", "cuda", False, r"tensorswithmorethanint_max|canuse32bitindexmath"),
     ("int32_limit", "cuda", False, r"quantile\(\)inputtensoris"),
     ("mps_2e32_elements", "mps", False, r"needstobelessthan2\^?32elements"),
@@ -254,11 +249,21 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
 )  # fmt: skip
 
 _FAINT_ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
+    (  # a warning, too, where something else failed
+        "no_gpu",
+        "cuda",
+        False,
+        r"torchnotcompiledwithcudaenabled|foundnonvidiadriver|nocuda(?:gpusareavailable|-capabledeviceisdetected)"
+        r"|nvidiadriveronyoursystemistooold",
+    ),
     ("cuda_thc_pre0.4.1", "cuda", True, r"error=2:outofmemory"),
     ("cuda_error_oom", "cuda", True, r"cudaerrormemoryallocation"),
     ("cuda_driver_call", "cuda", True, r"cuda_error_out_of_memory"),
     ("cuda_driver_call", "cuda", True, r"cu(?:da)?(?:malloc|memalloc).{0,240}?outofmemory|outofmemoryincumemalloc"),
     ("jax", "jax", True, r"resource_exhausted"),
+    # XLA's count of a program that its rematerialization could not make small enough
+    ("jax", "jax", True, r"byrematerialization;onlyreducedto"),
+    ("jax_launch", "jax", True, r"failedtolaunchcudakernel:.{0,160}?cuda_error_out_of_memory"),
     ("jax", "jax", True, r"ranoutofmemoryinmemoryspacehbm|exceededhbmcapacity"),
     ("tensorflow", "tensorflow", True, r"oomwhenallocatingtensor|resourceexhausted(?:error)?:"),
     ("llama_cpp", "cuda", True, r"failedtoallocatebufferforkvcache|failedtoallocatecompute(?:pp)?buffers"),

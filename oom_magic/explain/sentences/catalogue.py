@@ -51,6 +51,7 @@ CATALOGUE: Sentences = {
     "cause_logits_or_loss": "The logits or the loss over the whole vocabulary do not fit.",
     "cause_attention_scores": "The attention scores do not fit: they grow with the square of the sequence length.",
     "cause_optimizer_state": "The optimizer state does not fit; it is created in the first step and stays.",
+    "cause_optimizer_state_set_up": "The weights and the optimizer state do not fit together; no step has run yet.",
     "cause_leak_or_retained_reference": (
         "Something keeps memory alive that is no longer needed: tensors of earlier steps or failures, or an older copy."
     ),
@@ -383,6 +384,10 @@ CATALOGUE: Sentences = {
     "meaning_hf_offload": "The weights do not fit on the GPU, so some were placed on the CPU or the disk.",
     "meaning_hf_auto_batch": "Every batch size failed, down to 1: a single sample is too much.",
     "meaning_jax": "JAX ran out of device memory.",
+    "meaning_jax_launch": (
+        "The driver could not launch a kernel: what JAX reserves of the device at its start leaves the driver too"
+        " little."
+    ),
     "meaning_tensorflow": "TensorFlow ran out of memory.",
     "meaning_mps": "The Mac's GPU reached its memory limit.",
     "meaning_mps_invalid_buffer": "A single buffer is larger than Metal allows, however much memory is free.",

@@ -234,13 +234,10 @@ REMEDIES: Sentences = {
     "remedy_hold_less": "Hold less at once: work in parts, and release what is done.",
     "remedy_ollama_context": "Request a shorter context (num_ctx): the KV cache grows with it.",
     "remedy_ollama_parallel": "One request at a time, flash attention, and an 8-bit KV cache.",
-    "remedy_fewer_calibration_samples": (
-        "Calibrate with fewer or shorter samples (max_calib_samples, n_samples, max_calib_seq_len)."
-    ),
+    "remedy_fewer_calibration_samples": ("Calibrate with fewer or shorter samples, and with fewer of them at once."),
     "remedy_layerwise_quantizing": (
         "Keep the model on the CPU and quantize layer by layer; only one layer is then on the GPU."
     ),
-    "remedy_no_cache": "Turn off the KV cache while calibrating.",
     "remedy_ort_arena": "Let ONNX Runtime's arena grow only as needed, without the largest workspaces.",
     "remedy_smaller_input": "Give it less at once: fewer, shorter or smaller inputs.",
     "remedy_trt_workspace": "Allow a smaller workspace while building (max_workspace_size; trtexec --memPoolSize).",

@@ -156,7 +156,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     "saves": words(
         rf"{WHEN}(?:model\s|checkpoint\s|ckpt\s)?(?:sav(?:e|es|ing)|checkpointing|merg(?:e|ing)|export(?:s|ing)?"
         r"|convert(?:s|ing)?(?! (?:them|images?|data|to tf|videos?|files?)))\b",
-        r"\b(?:export|merge|merging|conversion|quantization) (?:process|step|script|stage)\b",
+        r"\b(?:export|merge|merging|conversion) (?:process|step|script|stage)\b",
         r"\bsave every \w+ (?:steps?|epochs?|iterations?)\b|\bcreates? (?:a |the )?checkpoint\b",
         r"(?:oom|out of memory|memory)\w* (?:while|when|during|at|after) (?:checkpoint |model )?sav",
         r"\bsav(?:e|es|ing) (?:the |my |its )?(?:model )?(?:weights?|checkpoints?|ckpt)\b[^.\n]{0,20}\b(?:oom|out of)",

@@ -182,9 +182,11 @@ def _number(digits: str) -> float:
     return float(plain) if plain.count(".") <= 1 and plain.strip(".") else 0.0
 
 
-def weights_bytes(text: str) -> int | None:
-    """Bytes of the largest model that the text names by its parameters ("llama-13b", "7B", "8x7B"), in the precision
-    named with it (half precision if none is); None where it names none."""
+def weights_bytes(text: str, *, is_quantizing: bool = False) -> int | None:
+    """Bytes of the largest model that the text names by its parameters ("7B", "8x7B"); None: it names none.
+
+    In the precision named with it; in half precision if none is, or where it is only being quantized to that.
+    """
     sizes = [float(match.group(1)) for match in _PARAMETERS.finditer(text)]
     sizes += [0.83 * int(match.group(1)) * int(match.group(2)) for match in _MIXTURE.finditer(text)]
     sizes = [size for size in sizes if 0.5 <= size <= 700] or [n for pattern, n in _NAMED if pattern.search(text)]
@@ -193,7 +195,7 @@ def weights_bytes(text: str) -> int | None:
     text = _BITS_OF_CACHE.sub("", text)
     told = _BITS_PER_WEIGHT.search(text)
     known = next((bits for pattern, bits in _BITS if pattern.search(text)), _BITS_OF_HALF)
-    bits = known if told is None else float(told.group(1))
+    bits = _BITS_OF_HALF if is_quantizing else known if told is None else float(told.group(1))
     return round(max(sizes) * 1e9 * bits / 8)
 
 

@@ -264,7 +264,7 @@ PROGRAMS: tuple[Program, ...] = (
                    r"|\b[Qq]uantiz(?:e|ing)\b[^\n]{0,40}(?:OOM\b|[Oo]ut of [Mm]emory)"),
         (_stage("calibrating", r"_get_input_feat|quantizer\.py|calib|common_device|\.quantize\(",
                 Cause.ACTIVATIONS, 0.55),),
-        remedies=("fewer_calibration_samples", "layerwise_quantizing", "no_cache"),
+        remedies=("fewer_calibration_samples", "layerwise_quantizing"),
         default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
@@ -300,9 +300,10 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "jax", "JAX",
         re.compile(
-            r"\b[Jj]ax(?:lib)?\b|XlaRuntimeError|XLA_PYTHON|RESOURCE_EXHAUSTED|xla/python|XLA Label|BufferAssignment"
+            r"\b[Jj]ax(?:lib)?\b|XlaRuntimeError|XLA_PYTHON|RESOURCE_EXHAUSTED|xla/python|external/xla/"
+            r"|XLA Label|BufferAssignment|Failed to launch CUDA kernel: fusion"
         ),
-        (), trains=True, remedies=("jax_init", "jax_remat", "smaller_batch_plain", "smaller_input", "jax_preallocate"),
+        (), trains=True, remedies=("jax_init", "smaller_batch_plain", "smaller_input", "jax_remat", "jax_preallocate"),
     ),
     Program(
         "tensorflow", "TensorFlow",
@@ -381,7 +382,8 @@ _BY_FORMAT = {
     "vllm": "vllm", "vllm_context": "vllm", "vllm_startup": "vllm", "sglang": "sglang", "tgi": "tgi",
     "llama_cpp": "llama_cpp", "llama_cpp_host": "llama_cpp", "ollama_host": "ollama", "onnxruntime": "onnxruntime",
     "tensorrt": "tensorrt",
-    "tensorrt_tactic": "tensorrt", "jax": "jax", "tensorflow": "tensorflow", "rmm": "rapids", "cupy": "cupy",
+    "tensorrt_tactic": "tensorrt", "jax": "jax", "jax_launch": "jax", "tensorflow": "tensorflow",
+    "rmm": "rapids", "cupy": "cupy",
     "catboost": "boosting", "sd_webui": "webui", "numba": "numba", "thrust": "thrust", "paddle": "paddle",
     "ctranslate2": "ctranslate2",
 }  # fmt: skip

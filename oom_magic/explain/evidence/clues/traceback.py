@@ -278,6 +278,11 @@ class Clues:
     shown: frozenset[str] = frozenset()
 
     @property
+    def is_quantizing(self) -> bool:
+        """Whether the program makes quantized weights."""
+        return self.program is not None and self.program.program.key == "quantizing"
+
+    @property
     def tells_of_training(self) -> bool:
         """Whether the author mentions training, in a program that trains or in an unknown one."""
         told = self.run.told
@@ -288,7 +293,7 @@ class Clues:
 def find_clues(text: str, failure_start: int | None = None, message_format: str | None = None) -> Clues:
     """Clues in a text about the failure whose ``start`` is given; nothing found leaves the defaults."""
     cleaned = clean(text)
-    lines = _trace_lines(cleaned, failure_start)
+    lines = _trace_lines(cleaned, failure_start, is_quoted=_is_quoted(failure_start, message_format))
     innermost, all_text, frames = lines[-_NUM_INNERMOST:], "\n".join(lines), _frames(lines)
     head = without_repeats(_context(cleaned, failure_start))
     raw = without_repeats(_raw_context(text))
@@ -315,7 +320,7 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         accelerator=named_accelerator(head),
         ram_bytes=ram_bytes(head),
         inputs=large_inputs(head),
-        weights_bytes=weights_bytes(head),
+        weights_bytes=weights_bytes(head, is_quantizing=program is not None and program.program.key == "quantizing"),
         num_trained=num_trained(head),
         trains_few=bool(_FEW_PARAMETERS.search(head)),
         full_devices=_full_device(head),
@@ -374,7 +379,7 @@ def _raw_context(text: str) -> str:
     return text if len(text) <= _MAX_HEAD + _MAX_AROUND else f"{text[:_MAX_HEAD]}\n{text[-_MAX_AROUND:]}"
 
 
-def _trace_lines(cleaned: str, failure_start: int | None) -> list[str]:
+def _trace_lines(cleaned: str, failure_start: int | None, *, is_quoted: bool) -> list[str]:
     """The traceback's lines: from the first frame before the failure, or after it; code pasted elsewhere is none.
 
     Without a frame, the few lines of code right before the message are the traceback.
@@ -387,7 +392,8 @@ def _trace_lines(cleaned: str, failure_start: int | None) -> list[str]:
     after = _code_lines(cleaned[start : start + _MAX_LINES * 100])
     traced = _from_first_frame(after)
     if traced:
-        return [*before[-_MAX_BARE_LINES:], *traced][:_MAX_LINES]
+        head = before[-_MAX_BARE_LINES:] if is_quoted else []  # what stands before a story is not what failed
+        return [*head, *traced][:_MAX_LINES]
     bare = [line for line in before[-_MAX_BARE_LINES:] if _looks_like_code(line)]
     return bare if len([line for line in before if _looks_like_code(line)]) <= _MAX_BARE_LINES else []
 

@@ -78,7 +78,7 @@ _TRIED = words(
 )
 _GOES_ON_IN_VAIN = words(
     r"^\W{0,4}(?:but|however|yet|though|it|this|that|they|and|nothing|none|neither|still|same|no)\b",
-    r"^\W{0,4}(?:但|可是?|然而|都|还|仍|也|结果)",
+    r"^\W{0,4}(?:但|可是?|然而|都|还|仍|也|结果|(?:调整?|改|修改|试|设置?)[了过完])",
 )
 _HELPED = words(
     r"\b(?:help(?:s|ed)|work(?:s|ed|ing)|solve[sd]|fixe[sd]|resolved|succe\w+|runs? (?:fine|ok|well))\b",

@@ -9,6 +9,7 @@ from oom_magic.explain.evidence.causes import INPUT_CAUSES, Cause, Confidence
 from oom_magic.explain.evidence.checks import SERVERS
 from oom_magic.explain.remedies.from_text.kind_of_run import CUDA_IN_CODE, facts_of, names_tokens, trains
 from oom_magic.explain.remedies.from_text.needs import founded
+from oom_magic.explain.remedies.from_text.program_settings import is_limited
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
@@ -30,6 +31,8 @@ _UNSPECIFIC = {
 # Settings that any training may have off, in one sentence.
 _OF_ANY_TRAINING = ("half_setting", "checkpointing_setting")
 _MOST = 3
+_MOST_IF_OPEN = 2
+_SURE = (Confidence.CERTAIN, Confidence.LIKELY)
 _OF_ITS_OWN = {"learns", "trains", "infers", "in_container"}  # what fills RAM there is not only what is read
 _ON_A_MAC = {"raise_limit": "mps_watermark", "webui_attention": "webui_attention_mac"}
 
@@ -55,13 +58,28 @@ def applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) ->
             yield _fitting(told, diagnosis)
 
 
-def told_shortly(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """The few remedies that are worth telling without a price: what is unspecific only where nothing else is left."""
+def told_shortly(keys: tuple[str, ...], diagnosis: Diagnosis) -> tuple[str, ...]:
+    """The few remedies that are worth telling without a price: what is unspecific only where nothing else is left.
+
+    All but the first of a program's settings need a cause that is likely, or that the text names them or their stage.
+    """
     together = [key for key in keys if key in _OF_ANY_TRAINING]
     if len(together) > 1:
         keys = tuple("training_settings" if key == together[0] else key for key in keys if key != together[1])
     specific = tuple(key for key in keys if key not in _UNSPECIFIC)
-    return specific[:_MOST] if specific else keys[:1]
+    if not specific:
+        return keys[:1]
+    if diagnosis.confidence in _SURE:
+        return specific[:_MOST]
+    if not diagnosis.program:
+        return specific[:_MOST_IF_OPEN]
+    return (specific[0], *(key for key in specific[1:] if _is_spoken_of(key, diagnosis)))[:_MOST]
+
+
+def _is_spoken_of(key: str, diagnosis: Diagnosis) -> bool:
+    """Whether a text shows more for a program's setting than the program's name."""
+    shows_stage = any(one.key.startswith("stage_") for one in diagnosis.evidence)
+    return shows_stage or is_limited(key, diagnosis.program, diagnosis.limits)
 
 
 def _fitting(key: str, diagnosis: Diagnosis) -> str:

@@ -146,6 +146,7 @@ _OF_TRAINING = {
 }  # fmt: skip
 _BEFORE_SEGMENTS = ("cuda_reserved_1.4-2.0",)  # messages of versions that have no expandable segments
 _SIZE_IS_WRONG = {"request_absurd", "request_overflowed", "request_above_any_device"}
+_NO_OTHERS = ("free_above_request", "mps_refused_all")  # there was room, whoever uses the device
 _OF_COPIES = {"told_saving", "told_merging", "told_without"}
 _LARGE_INPUT = {"input_named", "larger_input_fails"}
 _HUGE_BYTES = 24 * GIB  # of one tensor: more than most cards have
@@ -191,8 +192,7 @@ _ACTS_ON: Mapping[str, tuple[Cause, ...]] = {
     "ollama_layers": (*_WEIGHTS, *_OUTSIDE),
     "smaller_model": (*_WEIGHTS, Cause.HOST_RAM, Cause.OPTIMIZER_STATE),
     "fewer_calibration_samples": _INPUTS,
-    "layerwise_quantizing": (*_WEIGHTS, Cause.ACTIVATIONS, Cause.UNKNOWN),
-    "no_cache": (Cause.ACTIVATIONS,),
+    "layerwise_quantizing": (*_WEIGHTS, Cause.UNKNOWN),
     "smaller_input": (*_INPUTS, *_OUTSIDE),
     "ort_arena": (Cause.ACTIVATIONS, Cause.LEAK_OR_RETAINED_REFERENCE, Cause.FRAGMENTATION),
     "trt_shapes": _INPUTS,
@@ -245,7 +245,7 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
         own = tuple(key for key in own if key != "quantized_model")  # the weights are on the device by then
     if own and diagnosis.cause is Cause.HOST_RAM and program is not None and not program.trains:
         usual = () if on_board else ("more_ram",)
-        return (*(_by_evidence(keys, diagnosis) or _in_wsl(diagnosis)), *own, *usual)
+        return (*(_by_evidence(keys, diagnosis) or _own_limit(diagnosis)), *own, *usual)
     is_device = diagnosis.cause not in HOST_CAUSES and (failure is None or failure.backend != "cpu")
     is_device = is_device or diagnosis.program in ("llama_cpp", "ollama")
     stages = () if program is None else program.stages
@@ -313,7 +313,7 @@ def _acting(program: Program, cause: Cause) -> tuple[str, ...]:
     own = tuple(key for key in program.remedies if cause in _ACTS_ON.get(key, ()))
     if cause is Cause.OTHER_PROCESS:
         return (*_IN_ANY[cause], *own)
-    return own or _IN_ANY.get(cause, AGAINST_IN_ANY_RUN.get(cause, program.remedies))
+    return own or _IN_ANY.get(cause, AGAINST_IN_ANY_RUN.get(cause, ()))
 
 
 def _by_evidence(keys: set[str], diagnosis: Diagnosis) -> tuple[str, ...]:
@@ -321,17 +321,17 @@ def _by_evidence(keys: set[str], diagnosis: Diagnosis) -> tuple[str, ...]:
     return tuple(dict.fromkeys(key for name in told for key in _BY_EVIDENCE[name]))
 
 
-def _in_wsl(diagnosis: Diagnosis) -> tuple[str, ...]:
-    """What helps against a lack of RAM in WSL, which has a limit of its own."""
-    return ("wsl_memory",) if "WSL" in diagnosis.systems else ()
+def _own_limit(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """What helps against a lack of RAM in WSL and in containers, which have limits of their own."""
+    if "WSL" in diagnosis.systems:
+        return ("wsl_memory",)
+    return ("pod_memory",) if "in_container" in diagnosis.told and diagnosis.main_failure is not None else ()
 
 
 def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
     """Remedies when the host's memory ran out: while loading, with offloading, with pinned memory."""
-    found = list(_by_evidence(keys, diagnosis) or _in_wsl(diagnosis))
-    if "in_container" in diagnosis.told and diagnosis.main_failure is not None:
-        found.append("pod_memory")
-    elif "SLURM" in diagnosis.systems and {"job_gib", "cpu_gib"} & diagnosis.limits.keys():
+    found = list(_by_evidence(keys, diagnosis) or _own_limit(diagnosis))
+    if "SLURM" in diagnosis.systems and {"job_gib", "cpu_gib"} & diagnosis.limits.keys():
         found.append("scheduler_memory")
     if diagnosis.is_loading:
         found += ["load_low_ram", "swap"]
@@ -425,6 +425,6 @@ def _against(diagnosis: Diagnosis, *, is_text: bool) -> tuple[str, ...]:
 def _may_be_shared(diagnosis: Diagnosis) -> bool:
     """Whether numbers that do not add up, or that the driver does not give, leave room for other programs."""
     if diagnosis.cause is Cause.DRIVER_LEVEL:
-        return not any(one.key == "free_above_request" for one in diagnosis.evidence)
+        return not any(one.key in _NO_OTHERS for one in diagnosis.evidence)
     failure = diagnosis.main_failure
     return diagnosis.cause is Cause.UNKNOWN and failure is not None and unlisted_bytes(failure) > 0

@@ -44,7 +44,6 @@ _CODE: Mapping[str, tuple[str, str]] = {
     "diffusers_sequential": ("pipe.enable_sequential_cpu_offload()   # instead of pipe.to(...)", "python"),
     "ollama_parallel": ("OLLAMA_NUM_PARALLEL=1 OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=q8_0 ollama serve",
     "bash"),
-    "no_cache": ("model.config.use_cache = False", "python"),
     "ort_arena": (
         'options = {"arena_extend_strategy": "kSameAsRequested", "cudnn_conv_use_max_workspace": "0"}\n'
         'session = onnxruntime.InferenceSession("model.onnx", providers=[("CUDAExecutionProvider", options)])',

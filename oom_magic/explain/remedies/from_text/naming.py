@@ -76,10 +76,11 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
     if is_text and _is_guess(diagnosis) and not printed_by_message(diagnosis):
         return ()  # the check comes first, and what it finds decides
     keys = elsewhere if is_program and elsewhere is not None else remedies_of_run(diagnosis, elsewhere, is_text=is_text)
-    keys = (*printed_by_message(diagnosis), *keys)
+    printed = tuple(applicable(diagnosis, printed_by_message(diagnosis), is_text=is_text))
     keys = tuple(dict.fromkeys(applicable(diagnosis, keys, is_text=is_text)))
     if is_text and not diagnosis.story.proposals:  # a guide names many, and each is judged
-        keys = told_shortly(keys)
+        keys = told_shortly(tuple(key for key in keys if key not in printed), diagnosis)
+    keys = tuple(dict.fromkeys((*printed, *keys)))
     style = "plain" if is_program else style_of(diagnosis)
     if is_program:
         reason = _ELSEWHERE

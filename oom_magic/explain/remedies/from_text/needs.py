@@ -140,7 +140,7 @@ NEEDS: Mapping[str, Needs] = {
     "trt_workspace": _row(absent="has_workspace"),
     "mps_watermark": _row(absent="tried_watermark"),
     "jax_init": _row("creates_weights"),
-    "jax_remat": _row("trains", code="calls_jax"),
+    "jax_remat": _row("attends", code="calls_jax"),
     "jax_preallocate": _row(absent="full_of_its_own"),
     "tf_own_process": _row("repeats_models repeated_use"),
     "tf_call": _row("repeats_models repeated_use"),

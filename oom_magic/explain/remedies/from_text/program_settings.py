@@ -111,6 +111,12 @@ def _can_change(option: str, limits: Mapping[str, float]) -> bool:
     return not any(spec == "half" and limits.get(name or "") == 1 for _, name, spec, _ in Formatter().parse(option))
 
 
+def is_limited(key: str, program: str, limits: Mapping[str, float]) -> bool:
+    """Whether the text gives a limit that a change of a program's settings acts on."""
+    fields = Formatter().parse(_OPTIONS.get(program, {}).get(key, ""))
+    return any(name in limits for _, name, _, _ in fields if name)
+
+
 def names_of(key: str, program: str, limits: Mapping[str, float], *, in_python: bool) -> str:
     """The names of a change's settings, as a sentence has them; empty where the program has none of its own."""
     parts = _OPTIONS_APART.split(_OPTIONS.get(program, {}).get(key, ""))
