@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 _DICTS = (dict, OrderedDict, defaultdict)
-_CONTAINERS = (*_DICTS, list, set, deque)
+_CONTAINERS = frozenset((*_DICTS, list, set, deque))
 _WORD = ctypes.sizeof(ctypes.c_size_t)
 
 
@@ -87,16 +87,28 @@ def _is_dict(kind: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Containers of one type that are parts of objects, by a path in each."""
+    """Containers that are parts of objects, with those in them, level by level."""
 
     owners: Sequence[Any]
-    paths: Sequence[tuple[Hashable, ...]]
-    noted: Alike
+    roots: Sequence[Any]  # a container of each owner
+    levels: list[list[Alike]]
 
     def each(self) -> Iterator[tuple[Any, tuple[Hashable, ...], Any, Any]]:
-        """The object, the path, the container, and what it held."""
-        for owner, path, (container, contents) in zip(self.owners, self.paths, self.noted.pairs(), strict=True):
-            yield owner, path, container, contents
+        """The object, a path in it, the container there, and what it held; each container where it is found first."""
+        noted = [{id(one): (one, held) for alike in level for one, held in alike.pairs()} for level in self.levels]
+        level = [(owner, (), root) for owner, root in zip(self.owners, self.roots, strict=True)]
+        for contents in noted:
+            below: list[tuple[Any, tuple[Hashable, ...], Any]] = []
+            for owner, path, container in level:
+                if (known := contents.pop(id(container), None)) is None:
+                    continue
+                yield owner, path, *known
+                below += (
+                    (owner, (*path, key if type(key) in (str, int) else id(key)), item)
+                    for key, item in (known[1].items() if isinstance(known[1], dict) else enumerate(known[1]))
+                    if type(item) in _CONTAINERS
+                )
+            level = below
 
 
 Changes = dict[tuple[int, tuple[Hashable, ...]], _Change]  # by the identity of the owner, and the path in it
@@ -140,27 +152,26 @@ class Snapshot:
 
     def add(self, container: Any, depth: int, owner: Any = None) -> None:
         """Note ``container`` and the containers in it, ``depth`` levels deep. ``owner`` is the object it is part of."""
-        self._add([(owner, (), container)], depth)
+        self._add([owner], [container], depth)
 
     def add_attributes(self, owners: Sequence[Any], depth: int) -> None:
         """Note the attributes of many objects, and the containers in them."""
-        self._add([(owner, (), vars(owner)) for owner in owners], depth)
+        self._add(owners, list(map(vars, owners)), depth)
 
-    def _add(self, level: list[tuple[Any, tuple[Hashable, ...], Any]], depth: int) -> None:
+    def _add(self, owners: Sequence[Any], roots: list[Any], depth: int) -> None:
+        levels: list[list[Alike]] = []
+        self._parts.append(_Parts(owners, roots, levels))
+        level = roots
         for _ in range(depth):
-            level = [one for one in reversed(level) if type(one[2]) in _CONTAINERS]
-            new = dict(zip(identities([one[2] for one in level]), level, strict=True))  # of each the first
-            level = [one for known, one in reversed(new.items()) if known not in self._seen]
-            self._seen.update(new)
-            for kind in dict.fromkeys(type(container) for _owner, _path, container in level):
-                owners, paths, containers = zip(*(one for one in level if type(one[2]) is kind), strict=True)
-                self._parts.append(_Parts(owners, paths, Alike.of(kind, list(containers))))
-            level = [
-                (owner, (*path, key if type(key) in (str, int) else id(key)), item)
-                for owner, path, container in level
-                for key, item in list(container.items() if isinstance(container, dict) else enumerate(container))
-                if type(item) in _CONTAINERS
-            ]
+            level = list(itertools.compress(level, map(_CONTAINERS.__contains__, map(type, level))))
+            by_identity = dict(zip(identities(level), level, strict=True))
+            are_new = map(operator.not_, map(self._seen.__contains__, by_identity))
+            level = list(itertools.compress(by_identity.values(), are_new))
+            self._seen.update(by_identity)
+            kinds = dict.fromkeys(map(type, level))
+            levels.append([Alike.of(kind, _of_kind(kind, level) if len(kinds) > 1 else level) for kind in kinds])
+            held = ((one.values or one.items) for one in levels[-1])
+            level = list(itertools.chain.from_iterable(held))
 
     def changes(self) -> Changes:
         """The changes since, of containers with an owner. The owners are not kept alive."""
@@ -173,15 +184,14 @@ class Snapshot:
 
     def apply(self, changes: Changes) -> None:
         """Make changes that were found between two other moments."""
-        for parts in self._parts if changes else ():
-            for owner, path, container in zip(parts.owners, parts.paths, parts.noted.containers, strict=True):
-                change = changes.get((id(owner), path))
-                if change is not None and change.owner() is owner:
-                    change.apply(container)
+        for owner, path, container, _held in (one for parts in self._parts if changes for one in parts.each()):
+            change = changes.get((id(owner), path))
+            if change is not None and change.owner() is owner:
+                change.apply(container)
 
     def restore(self) -> None:
         """Restore the recorded contents where they differ now; at the end raise the last error there was."""
-        alike = (*self._alike, *(parts.noted for parts in self._parts))
+        alike = (*self._alike, *(one for parts in self._parts for level in parts.levels for one in level))
         changed = (pair for some in alike if not some.are_unchanged() for pair in some.pairs())
         for container, contents in itertools.chain(self._plain, changed):
             if not is_unchanged(contents, container):
@@ -189,6 +199,10 @@ class Snapshot:
         with contextlib.ExitStack() as stack:  # what lies over something else last, and none is left out for an error
             for undo in self._undo:
                 stack.callback(undo)
+
+
+def _of_kind(kind: Any, containers: list[Any]) -> list[Any]:
+    return list(itertools.compress(containers, map(operator.is_, map(type, containers), itertools.repeat(kind))))
 
 
 def _restore_classes(objects: Sequence[Any], before: list[type]) -> None:

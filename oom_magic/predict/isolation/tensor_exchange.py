@@ -332,9 +332,9 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 def _hooks(tensor: torch.Tensor) -> Iterator[Any]:
     """The tables of hooks of a tensor that has some."""
-    for name in _HOOKS:
-        if is_plain(tensor) and getattr(tensor, name) is not None:
-            yield getattr(tensor, name)
+    if is_plain(tensor):
+        tables = [getattr(tensor, name) for name in _HOOKS]
+        yield from (table for table in tables if table is not None)
 
 
 def _with_hooks(snapshot: Snapshot, tensors: list[torch.Tensor]) -> Snapshot:

@@ -145,9 +145,27 @@ class _Walk:
             objects = list(compress(others, map(plain.__contains__, map(type, others))))
             below += map(vars, objects)
             self._notes.add_classes(objects)
-        for one in others if len(kinds) > len(plain) else ():
-            if type(one) not in plain:
+        modules = {kind for kind in kinds if issubclass(kind, torch.nn.Module)}
+        if modules:
+            below += self._note_modules([one for one in others if type(one) in modules])
+        for one in others if len(kinds) > len(plain) + len(modules) else ():
+            if type(one) not in plain and type(one) not in modules:
                 below += self._note_one(one)
+        return below
+
+    def _note_modules(self, modules: list[Any]) -> list[Any]:
+        """What modules lead to: their attributes are noted with those of all modules that are alive."""
+        for kind in dict.fromkeys(map(type, modules)):
+            if _is_made_for_it(kind):
+                self._notes.add_undo(functools.partial(_restore_class, kind, _of_class(kind), dict(vars(kind))))
+        for one in filter(is_iterator, modules):
+            self._iterators.watch(one)
+        tables = list(map(vars, modules))
+        if any(map(has_copy, set(map(type, chain.from_iterable(map(dict.values, tables)))))):
+            for table in tables:
+                self._copies.give(table)
+        below = [value for table in tables for name, value in list(table.items()) if name not in _OF_MODULES]
+        below += chain.from_iterable(table.get("_modules", {}).values() for table in tables)
         return below
 
     def _of_kinds(self, alike: Collection[type], level: list[Any], below: list[Any]) -> list[Any]:
@@ -181,7 +199,7 @@ class _Walk:
     def _note_one(self, one: Any) -> Iterable[Any]:
         if self._copies.has_made(one):
             return ()
-        found = None if type(one) in _WALKED or isinstance(one, torch.nn.Module) else restoration_of(one, self._room)
+        found = None if type(one) in _WALKED else restoration_of(one, self._room)
         if is_iterator(one):
             self._iterators.watch(one)
         if isinstance(one, threading.Condition):  # threads that wait now would wait for ever
@@ -237,16 +255,6 @@ def _noted(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
             before = dict(vars(one))
             notes.add_undo(functools.partial(_restore_class, one, _of_class(one), before))
             yield from before.values()
-    elif isinstance(one, torch.nn.Module):
-        if _is_made_for_it(kind):  # type: ignore[arg-type]
-            notes.add_undo(functools.partial(_restore_class, kind, _of_class(kind), dict(vars(kind))))  # type: ignore[arg-type]
-        if any(map(has_copy, set(map(type, vars(one).values())))):
-            copies.give(vars(one))
-        for name, value in list(vars(one).items()):
-            if name == "_modules":
-                yield from value.values()
-            elif name not in _OF_MODULES:
-                yield value
     elif not isinstance(one, _NO_OBJECTS) and (_is_walked(kind)):  # type: ignore[arg-type]
         yield from _noted_attributes(notes, copies, one)
 
@@ -436,8 +444,8 @@ def note_state(
             _exchange_lazy(module)
     values = list(chain.from_iterable(map(dict.values, map(vars, live.modules))))
     kinds = {kind for kind in set(map(type, values)) if "config" in kind.__name__.lower() and kind.__dictoffset__}
-    for value in compress(values, map(kinds.__contains__, map(type, values))):
-        snapshot.add(vars(value), 2, value)  # a Hugging Face model's configuration
+    configs = list(compress(values, map(kinds.__contains__, map(type, values))))  # of Hugging Face's models
+    snapshot.add_attributes(list(dict(zip(identities(configs), configs, strict=True)).values()), 2)
     for tool in live.tools:
         snapshot.add(vars(tool), 4, tool)
     for namespace in namespaces:
