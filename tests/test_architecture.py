@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "oom_magic"
 BELOW = {
     "errors",
     "inputs",
+    "interrupts",
     "one_line_errors",
     "language",
     "results",
@@ -27,12 +28,14 @@ ALLOWED = {
     "errors": {"language"},
     "inputs": {"errors", "units"},
     "garbage_collector": set(),
+    "interrupts": set(),
     "results": {"one_line_errors"},  # is given the views, so that data know none
     "user_code": set(),
     "one_line_errors": {"language", "user_code"},
     "memory": {"language", "results", "units"},
     "measure": {
         "garbage_collector",
+        "interrupts",
         "errors",
         "inputs",
         "one_line_errors",
@@ -44,6 +47,7 @@ ALLOWED = {
     },
     "predict": {
         "garbage_collector",
+        "interrupts",
         "errors",
         "inputs",
         "one_line_errors",

@@ -44,7 +44,7 @@ import torch
 from put_back import check_put_back
 from torch.distributions import Distribution
 
-from oom_magic.predict.isolation.interrupts import wakeup_number
+from oom_magic.interrupts import wakeup_number
 from oom_magic.predict.session import DrySession
 from oom_magic.predict.what_if.change import library
 

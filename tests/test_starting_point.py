@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import gc
+import itertools
 import weakref
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +23,8 @@ from oom_magic.predict.session import DrySession
 
 class Runner:
     """Something of the user's with state of its own."""
+
+    endless: Iterator[int]
 
     def __init__(self) -> None:
         self.optimizer = None
@@ -113,6 +118,17 @@ def test_a_dry_run_from_there_takes_what_was_there_and_not_what_was_made() -> No
     assert parts["parameter"] == parts["gradient"] == weights and parts["optimizer_state"] // weights == 2
     assert parts["before"] == 0
     assert net.weight.dtype == torch.bfloat16 and len(optimizer.state) == 1 and "out" in names
+
+
+def test_the_runs_own_iterators_are_in_no_container_after_a_dry_run_from_there() -> None:
+    runner = Runner()
+    runner.endless = itertools.cycle([1, 2])
+    names: dict[str, Any] = {"rows": [itertools.cycle([3, 4])], "runner": runner, "own": itertools.cycle([5])}
+    before = runner.endless, names["rows"][0], names["own"]
+    session = DrySession(is_lasting=False, has_bar=False, start=StartingPoint([names]))
+    session.run(lambda: exec("next(runner.endless), next(rows[0]), next(own)", names), [names])
+    assert (runner.endless, names["rows"][0], names["own"]) == before
+    assert (next(runner.endless), next(names["rows"][0])) == (1, 3)
 
 
 def test_what_is_in_the_way_takes_nothing_where_it_is_left_out() -> None:

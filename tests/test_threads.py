@@ -83,6 +83,19 @@ def test_code_on_other_threads_goes_on_with_its_own_tensors() -> None:
     assert om.dry_run(lambda: model.cuda()).peak_allocated_bytes  # once the thread has ended
 
 
+def test_classes_that_the_run_has_others_of_are_pytorchs_own_on_other_threads() -> None:
+    made: list[Any] = []
+    generator, event = torch.Generator, torch.Event
+
+    def make() -> None:
+        one = torch.Generator()
+        made.append(type(one))
+        assert isinstance(one, torch.Generator) and isinstance(event(), torch.Event)
+
+    _count, errors = beside(make, lambda: om.dry_run(train))
+    assert not errors and set(made) == {generator}
+
+
 def test_threads_of_the_compiler_are_no_users() -> None:
     """Inductor's pool of processes has one that waits for their answers as long as Python runs."""
     is_over = threading.Event()

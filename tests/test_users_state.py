@@ -24,10 +24,10 @@ from torch import nn
 import oom_magic as om
 from oom_magic.explain import doctor
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
+from oom_magic.interrupts import Interrupts
 from oom_magic.measure.device import cards
 from oom_magic.notebook.cells import hints
 from oom_magic.predict.isolation import live_objects, snapshot, tensor_exchange
-from oom_magic.predict.isolation.interrupts import Interrupts
 from oom_magic.predict.isolation.live_objects import heap_set_aside
 from oom_magic.predict.isolation.patching import Journal
 from oom_magic.predict.isolation.process import process_state

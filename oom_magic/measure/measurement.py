@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -14,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from oom_magic.errors import describe_error
 from oom_magic.garbage_collector import gc_disabled
 from oom_magic.inputs import parse_bytes
+from oom_magic.interrupts import Interrupts
 from oom_magic.language import _, ngettext
 from oom_magic.measure.device.cards import current_device
 from oom_magic.measure.history import recording as history
@@ -84,18 +86,28 @@ class Measurement:
         self.device = device
         self._namespace: Mapping[str, Any] = namespace
         self._report: MemoryReport | None = None
+        self._ending = ExitStack()  # ends the recording
         self._stepped: set[int] = set()
         self._problems: set[str] = set()
 
     @property
     def report(self) -> MemoryReport:
-        """What the block took. Raises RuntimeError while it still runs."""
+        """What the block took. Raises RuntimeError before the block has ended, and if it never began."""
         if self._report is None:
             raise RuntimeError(_("The block has not ended yet; read .report after the with statement."))
         return self._report
 
     def __enter__(self) -> Measurement:
         """Begin to record the device's allocations."""
+        try:
+            with Interrupts().waiting():
+                self._begin()
+        except BaseException:  # above all an interrupt, which waited
+            self._ending.close()
+            raise
+        return self
+
+    def _begin(self) -> None:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self._owners = find_owners()
         self._settings = history.read_settings(self.device)
@@ -103,27 +115,29 @@ class Measurement:
         self._start = _Counters.read(self.device)
         self._assembler = Assembler(state, self._start.num_events, self._settings)
         self._assembler.observe_owners(self._start.num_events, self._owners.by_address)
+        self._ending.callback(history.ignore, self.device, self._assembler.feed)
         self._history = history.observe(self.device, self._assembler.feed)
-        self._hook = register_optimizer_step_post_hook(self._after_step)
-        return self
+        self._ending.callback(register_optimizer_step_post_hook(self._after_step).remove)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """End the recording and make the report; an exception of the block passes, noted in it."""
-        self._hook.remove()
-        try:
-            owners = find_owners()
-            self._assembler.observe_owners(history.count_events(self.device), owners.by_address)
-        finally:
-            history.ignore(self._history, self._assembler.feed)
-        with gc_disabled():
-            self._report = self._build(owners.has_graph, error)
-        self._namespace = {}
-        del self._assembler, self._history, self._hook, self._owners
+        with Interrupts().waiting():
+            with self._ending:
+                owners = find_owners()
+                self._assembler.observe_owners(history.count_events(self.device), owners.by_address)
+            with gc_disabled():
+                self._report = self._build(owners.has_graph, error)
+            self._namespace = {}
+            del self._assembler, self._history, self._owners
 
     def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        """Called by torch at the end of every optimizer's step."""
+        """Called by torch at the end of every optimizer's step. An interrupt waits for its end."""
+        with Interrupts().waiting():
+            self._observe_step(optimizer)
+
+    def _observe_step(self, optimizer: torch.optim.Optimizer) -> None:
         count = history.count_events(self.device)
         owners = self._owners
         try:

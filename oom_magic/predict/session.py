@@ -13,6 +13,7 @@ import torch
 import torch.utils.dlpack
 
 from oom_magic.errors import describe_error
+from oom_magic.interrupts import collect_garbage
 from oom_magic.language import _, load_language
 from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory, CachingAllocator
 from oom_magic.memory.allocator.replay import failure_message
@@ -38,7 +39,6 @@ from oom_magic.predict.isolation.context import (
 )
 from oom_magic.predict.isolation.files.effects import isolated
 from oom_magic.predict.isolation.files.open_files import compressed_written_out
-from oom_magic.predict.isolation.interrupts import collect_garbage
 from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.isolation.patching import all_patched
 from oom_magic.predict.isolation.process.operators import operators_taken_out

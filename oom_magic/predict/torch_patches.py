@@ -36,7 +36,7 @@ from oom_magic.predict.fake_cuda.torch_cuda import Cards, torch_cuda_answers
 from oom_magic.predict.fake_cuda.transfers import storages_followed
 from oom_magic.predict.instrumentation.autograd_order import AutogradOrder
 from oom_magic.predict.isolation.context import python_functions_followed
-from oom_magic.predict.isolation.patching import Patches
+from oom_magic.predict.isolation.patching import Patches, StandIn
 from oom_magic.predict.isolation.process.process_state import environment_kept
 from oom_magic.predict.isolation.scripted_modules import moved_in_script
 from oom_magic.predict.kernels import recurrent
@@ -169,14 +169,10 @@ def fast_paths(assume: Callable[[str], None]) -> Patches:
     ]
 
 
-class _KindOfGenerator(type(torch.Generator)):  # type: ignore[misc]
-    def __instancecheck__(cls, one: Any) -> bool:
-        """Generators that were made before the run are some, too."""
-        return issubclass(type(one), _Generator.__base__)
-
-
-class _Generator(torch.Generator, metaclass=_KindOfGenerator):
+class _Generator(torch.Generator, metaclass=StandIn):
     """A host generator for any device: the pretend GPU draws no random numbers."""
+
+    original = torch.Generator
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
         return super().__new__(cls, "cpu")  # type: ignore[call-arg]

@@ -33,6 +33,29 @@ def test_what_the_failed_call_holds_is_no_leak(shell, monkeypatch) -> None:
     assert torch.cuda.memory_stats() == before
 
 
+def test_an_explanation_computes_nothing_on_the_card(shell, monkeypatch) -> None:
+    import torch
+
+    monkeypatch.setenv("OOM_MAGIC_LANG", "en")
+    shell.run_cell("%oom_free\n" + _TRAINED, store_history=True)
+    assert shell.run_cell("loss = train(2**16)", store_history=True).error_in_exec is not None
+    before = torch.cuda.memory_stats(), torch.cuda.get_rng_state().tolist()
+    assert shell.run_cell("%oom_explain", store_history=True).success
+    assert (torch.cuda.memory_stats(), torch.cuda.get_rng_state().tolist()) == before
+
+
+_TRAINED = """
+import torch
+net = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096) for _ in range(16)]).cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+def train(batch_size):
+    net(torch.randn(batch_size, 4096, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+train(2)
+"""
+
+
 def test_what_earlier_failures_hold_is_named_and_the_cause(shell, monkeypatch) -> None:
     import torch
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 pytestmark = pytest.mark.gpu
@@ -39,6 +41,21 @@ def test_failure_comes_after_the_report_and_once(shell, capsys) -> None:
     assert isinstance(result.error_in_exec, torch.OutOfMemoryError)
     assert "Out of memory" in shell.display_pub.outputs[-1]["data"]["text/plain"]
     assert capsys.readouterr().out.count("OutOfMemoryError: CUDA out of memory. Tried") == 1
+
+
+def test_an_interrupt_of_the_set_up_is_one_line(shell, capsys, monkeypatch) -> None:
+    from oom_magic.measure import measurement
+
+    def interrupted() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(measurement, "find_owners", interrupted)
+    result = shell.run_cell(TRAIN, store_history=True)
+    signal.signal(signal.SIGINT, usual)
+    shown = capsys.readouterr().out
+    assert isinstance(result.error_in_exec, KeyboardInterrupt) and "Traceback" not in shown
+    assert "KeyboardInterrupt: interrupted at the beginning." in shown and "report" not in shell.user_ns
 
 
 def test_repeated_cells_do_not_grow_memory(shell) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 from oom_magic.predict.isolation import snapshot, tensor_exchange
 from oom_magic.predict.isolation.patching import Journal
+from oom_magic.predict.isolation.process.process_state import other_random_numbers
 from oom_magic.predict.session import DrySession
 
 pytestmark = pytest.mark.gpu
@@ -19,6 +21,13 @@ pytestmark = pytest.mark.gpu
 
 class Users:
     """A model that is being trained on the real device."""
+
+    graph: Any
+    outputs: Any
+    stream: Any
+    other: Any
+    event: Any
+    others_event: Any
 
     def __init__(self) -> None:
         self.model = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32)).cuda().train()
@@ -57,6 +66,58 @@ class Users:
 
 def run(users: Users) -> None:
     DrySession(has_bar=False, is_lasting=False).run(users.train, [users.names])
+
+
+def test_what_a_run_does_with_the_card_reaches_the_pretend_one() -> None:
+    """Streams, events and graphs from before, those of any accelerator, and settings of the device."""
+    users, memory, accelerator = Users(), torch.cuda.memory, torch.accelerator
+    users.graph, users.outputs = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
+    users.stream, users.other = torch.cuda.Stream(), torch.Stream(device="cuda")
+    users.event, users.others_event = torch.cuda.Event(), torch.Event(device="cuda")
+    users.event.record(users.stream), users.others_event.record()
+    with torch.cuda.graph(users.graph):
+        users.outputs += 1
+
+    def device() -> Any:
+        return memory.memory_stats(), users.state(), users.graph.pool(), torch.cuda.current_stream(), _settings()
+
+    def work() -> None:
+        users.graph.replay(), users.graph.reset(), users.graph.enable_debug_mode()
+        for stream in (users.stream, users.other, torch.Stream(device="cuda")):
+            assert isinstance(stream, torch.Stream) and isinstance(torch.cuda.current_stream(), torch.cuda.Stream)
+            stream.wait_stream(torch.cuda.current_stream()), stream.wait_event(users.others_event)
+            with stream:
+                assert torch.cuda.current_stream().stream_id == stream.stream_id
+            accelerator.set_stream(stream)
+        users.others_event.record(users.stream), users.event.record(users.other), torch.Event(device="cuda").record()
+        torch.cuda._set_stream_by_id(users.stream.stream_id, 0, 1)
+        memory._record_memory_history()
+        memory.reset_accumulated_memory_stats(), accelerator.reset_accumulated_memory_stats()
+        memory.empty_cache(), accelerator.empty_host_cache(), torch.cuda.set_per_process_memory_fraction(0.5)
+
+    gc.collect()
+    before = device()
+    DrySession(has_bar=False, is_lasting=False).run(work, [users.names])
+    assert device() == before
+    users.graph.replay()
+
+
+def _settings() -> Any:
+    return torch.cuda.get_per_process_memory_fraction(), torch._C._cuda_isHistoryEnabled(), torch.cuda.current_device()
+
+
+def test_a_stream_that_python_does_not_know_is_left_for_the_users() -> None:
+    before = torch.cuda.current_stream()
+    hidden = torch.Stream(device="cuda").__enter__
+    DrySession(has_bar=False).run(hidden)
+    assert torch.cuda.current_stream() == before
+
+
+def test_random_numbers_for_sizes_are_not_the_cards() -> None:
+    before = torch.cuda.get_rng_state()
+    with other_random_numbers():
+        pass
+    assert torch.equal(torch.cuda.get_rng_state(), before)
 
 
 _STEPS: list[tuple[Any, str]] = [

@@ -405,7 +405,7 @@ def _settings(label: str, holder: Any, pattern: re.Pattern[str], value: int, dep
     is_dict = isinstance(holder, dict)
     held: dict[Any, Any] = holder if is_dict else getattr(holder, "__dict__", {})
     for key, one in list(held.items()):
-        name = str(key)
+        name = str(key) if isinstance(key, (str, int)) else "_"  # a tensor's own words would be computed on the device
         if name.startswith("_"):
             continue
         path = f"{label}[{key!r}]" if is_dict else f"{label}.{key}"

@@ -200,11 +200,13 @@ class History:
 
     def unsubscribe(self, listener: Listener) -> None:
         """Hand over the rest; the last one to leave ends a recording that is ours."""
-        self.drain()
-        self._listeners.remove(listener)
-        is_last = not any(history.is_observed for history in _histories.values())
-        if is_last and not self.is_users and not self.problem:
-            torch.cuda.memory._record_memory_history(None)
+        try:
+            self.drain()
+        finally:
+            self._listeners = [one for one in self._listeners if one != listener]
+            is_last = not any(history.is_observed for history in _histories.values())
+            if is_last and not self.is_users and not self.problem:
+                torch.cuda.memory._record_memory_history(None)
 
     def drain_if_large(self) -> None:
         """Hand over what has gathered if it is much; called between steps."""
@@ -274,7 +276,7 @@ _histories: dict[int, History] = {}
 
 
 def observe(device: int, listener: Listener) -> History:
-    """Start to listen to a device; end it with ``ignore``."""
+    """Start to listen to a device; end it with ``ignore``, also if this fails."""
     history = _histories.get(device)
     if history is None:
         history = _histories[device] = History(device)
@@ -282,11 +284,16 @@ def observe(device: int, listener: Listener) -> History:
     return history
 
 
-def ignore(history: History, listener: Listener) -> None:
-    """Stop listening."""
-    history.unsubscribe(listener)
-    if not history.is_observed:
-        del _histories[history.device]
+def ignore(device: int, listener: Listener) -> None:
+    """Stop listening to a device."""
+    history = _histories.get(device)
+    if history is None:
+        return
+    try:
+        history.unsubscribe(listener)
+    finally:
+        if not history.is_observed:
+            del _histories[device]
 
 
 _FIRST_KEPT_STEPS = 2  # the second is the first with optimizer state

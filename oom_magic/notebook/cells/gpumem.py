@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -119,12 +119,9 @@ class CellRunner:
         from oom_magic.measure.measurement import measure
 
         self.was_dry = False
-        measurement = measure(device, namespace=_UsersNames(self.shell))
-        try:
-            with measurement:
-                return cell.run(self.shell.user_ns)
-        finally:
-            self.last_report = measurement.report
+        with ExitStack() as afterwards, measure(device, namespace=_UsersNames(self.shell)) as measurement:
+            afterwards.callback(lambda: setattr(self, "last_report", measurement.report))
+            return cell.run(self.shell.user_ns)
 
     def dry_run(
         self, cell: CompiledCell, card: CardOptions, stop_after_steps: StopAfter, follows_compile: bool = True

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+from oom_magic.interrupts import Interrupts
 from oom_magic.language import _, ngettext
 from oom_magic.one_line_errors import OneLineErrors
-from oom_magic.predict.isolation.interrupts import Interrupts
 from oom_magic.user_code import is_machinery, is_users_file
 
 T = TypeVar("T")

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from oom_magic.interrupts import Interrupts
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
-from oom_magic.predict.isolation.interrupts import Interrupts
 from oom_magic.user_code import is_own_file
 
 _HOLD_NO_RESULTS = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, CodeType)

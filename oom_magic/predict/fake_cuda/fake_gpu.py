@@ -15,6 +15,7 @@ from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from oom_magic.interrupts import Interrupts
 from oom_magic.language import _
 from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory
 from oom_magic.memory.timeline import Phase
@@ -34,7 +35,6 @@ from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.autograd_order import number_when_made
 from oom_magic.predict.instrumentation.collector import Collector
 from oom_magic.predict.instrumentation.recorder import Recorder
-from oom_magic.predict.isolation.interrupts import Interrupts
 from oom_magic.predict.operators.calls import Call, find_overload
 from oom_magic.predict.operators.fallbacks import find_fallback, is_wrapper
 from oom_magic.predict.operators.gradients import reference_counts_in_autograd, reused_gradient

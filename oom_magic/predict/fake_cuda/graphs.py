@@ -6,6 +6,7 @@ c10/cuda/CUDACachingAllocator.cpp (``beginAllocateToPool``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch.cuda.graphs
 
 from oom_magic.memory.timeline import Phase
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
-from oom_magic.predict.isolation.patching import Patches
+from oom_magic.predict.isolation.patching import Patches, StandIn
 from oom_magic.predict.operators.calls import TORCH
 
 _SEED_BYTES = 8  # of the generator's seed, and of its offset
@@ -41,7 +42,7 @@ class _FakeGraph:
         """The pool that the graph was captured in, to share with others."""
         return self._pool
 
-    def replay(self) -> None:
+    def replay(self, *_unused: Any) -> None:
         """Does nothing: a replay writes into existing memory."""
 
     instantiate = reset = enable_debug_mode = replay
@@ -76,17 +77,28 @@ class Captures:
         """The capture ends."""
         self._gpu.streams.captured_in = None
 
+    def of_users(self, graph: Callable[[], _FakeGraph]) -> dict[str, Any]:
+        """Replacements for methods of graphs that were captured before the run: each calls a ``graph`` of the run's."""
+        made: dict[int, _FakeGraph] = {}
+
+        def standing(name: str) -> Callable[..., Any]:
+            return lambda one, *args, **kwargs: getattr(made.setdefault(id(one), graph()), name)(*args, **kwargs)
+
+        return {name: standing(name) for name in vars(_FakeGraph) if not name.startswith("_") and name != "captures"}
+
 
 def graphs_followed(gpu: FakeGPU) -> Patches:
     """``torch.cuda.graph`` and ``make_graphed_callables`` capture on the pretend GPU."""
     captures = Captures(gpu)
-    graph = type("CUDAGraph", (_FakeGraph,), {"captures": captures})
+    original = torch.cuda.graphs.CUDAGraph
+    graph = StandIn("CUDAGraph", (_FakeGraph,), {"captures": captures, "original": original})
     answers = {
         "CUDAGraph": graph,
         "graph_pool_handle": captures.new_pool,
         "is_current_stream_capturing": lambda: gpu.streams.captured_in is not None,
     }
     return [
+        (original, captures.of_users(graph)),
         (torch.cuda, answers),
         (torch.cuda.graphs, answers),
         (torch.cuda.graphs.graph, {"default_capture_stream": None}),

@@ -15,13 +15,14 @@ import math
 import sys
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from oom_magic.predict.instrumentation.autograd_order import NO_SEQUENCE, number_when_made
+from oom_magic.predict.isolation.patching import StandIn
 
 _MAIN = "main"
 _AUTOGRAD = "autograd"
@@ -44,9 +45,10 @@ _OF_STREAMS = ("query", "record_event", "synchronize", "wait_stream", "wait_even
 _OF_EVENTS = ("record", "wait", "query", "synchronize", "elapsed_time")
 
 
-class FakeEvent:
-    """A CUDA event that has already happened."""
+class _Event(metaclass=StandIn):
+    """Replaces ``torch.Event``: it has already happened."""
 
+    original = torch.Event
     device = torch.device("cuda", 0)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
@@ -63,9 +65,15 @@ class FakeEvent:
     def synchronize(self) -> None:
         """Does nothing: there is nothing to wait for."""
 
-    def elapsed_time(self, end: FakeEvent) -> float:
+    def elapsed_time(self, end: _Event) -> float:
         """1.0 ms: a dry run does not measure time."""
         return 1.0
+
+
+class FakeEvent(_Event):
+    """Replaces ``torch.cuda.Event``."""
+
+    original = torch.cuda.streams.Event
 
 
 class FakeStream:
@@ -74,8 +82,16 @@ class FakeStream:
     streams: Streams
     device_type = 1
 
-    def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **kwargs: Any) -> None:
-        self.device_index = self.streams.card_named(device)
+    def __init__(
+        self,
+        device: Any = None,
+        priority: int = 0,
+        *,
+        stream_id: int | None = None,
+        device_index: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.device_index = self.streams.card_named(device if device_index is None else device_index)
         self.priority = priority
         self.stream_id = self.streams.next(self.device_index, priority) if stream_id is None else stream_id
         self.cuda_stream = self.stream_id
@@ -157,7 +173,8 @@ class Streams:
         self._gave_gradient: dict[int, int] = {}  # by card: the stream of the last node that is not AccumulateGrad
         self._first_nodes: dict[int, list[int]] = {}  # by card: from this node of autograd on ...
         self._streams_of_nodes: dict[int, list[int]] = {}  # ... it was this stream
-        self.Stream: type[FakeStream] = type("Stream", (FakeStream,), {"streams": self})
+        self._AnyStream = StandIn("Stream", (FakeStream,), {"streams": self, "original": torch.Stream})
+        self.Stream: type[FakeStream] = StandIn("Stream", (self._AnyStream,), {"original": torch.cuda.streams.Stream})
 
     def at_work(self, operator: str = "", num_bytes: int = 0) -> int:
         """The current card's stream on which ``operator`` takes memory at the moment, for a result of ``num_bytes``."""
@@ -234,6 +251,18 @@ class Streams:
         card = self.card_named(device)
         return self.Stream(card, stream_id=self._current.get(card, 0))
 
+    def stand_ins(self) -> dict[type, Callable[[Any], Any]]:
+        """What stands for streams and events of any accelerator that exist before the run: their classes are C's, whose
+        methods cannot be replaced."""
+        return {
+            torch.Stream: lambda one: self._AnyStream(one.device_index, stream_id=one.stream_id),
+            torch.Event: lambda one: _Event(),
+        }
+
+    def of_accelerators(self) -> dict[str, Any]:
+        """Replacements for attributes of ``torch``."""
+        return {"Stream": self._AnyStream, "Event": _Event}
+
     def of_users(self) -> list[tuple[Any, dict[str, Any]]]:
         """Replacements for methods of streams and events that exist before the run."""
         entered: list[Selection] = []
@@ -246,7 +275,7 @@ class Streams:
             self.restore(entered.pop())
 
         own = {name: value for name, value in vars(FakeStream).items() if name in _OF_STREAMS}
-        events = {name: value for name, value in vars(FakeEvent).items() if name in _OF_EVENTS}
+        events = {name: value for name, value in vars(_Event).items() if name in _OF_EVENTS}
         streams = {**own, "__enter__": enter, "__exit__": leave}
         return [(torch.cuda.streams.Stream, streams), (torch.cuda.streams.Event, events)]
 
@@ -256,6 +285,9 @@ class Streams:
         def set_stream(stream: FakeStream | None) -> None:
             if stream is not None:
                 self.select(stream)
+
+        def set_by_number(stream_id: int, device_index: int, device_type: int) -> None:
+            self.select(self.Stream(device_index, stream_id=stream_id))
 
         def external(pointer: int, device: Any = None) -> FakeStream:
             return self.Stream(device, stream_id=_EXTERNAL + pointer)
@@ -268,6 +300,7 @@ class Streams:
             "StreamContext": _StreamContext,
             "stream": _StreamContext,
             "set_stream": set_stream,
+            "_set_stream_by_id": set_by_number,
             "current_stream": self.current,
             "default_stream": lambda device=None: self.Stream(device, stream_id=0),
         }

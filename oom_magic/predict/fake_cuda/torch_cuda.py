@@ -225,6 +225,7 @@ def torch_cuda_answers(cards: Cards) -> Patches:
     modules = (torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.profiler)
     return [
         *cards.gpu.streams.of_users(),
+        (torch, cards.gpu.streams.of_accelerators()),
         (torch.cuda, answers),
         *((module, {name: answer for name, answer in answers.items() if hasattr(module, name)}) for module in modules),
         (torch.cuda.nvtx, {"_nvtx": _Markers()}),
@@ -356,6 +357,8 @@ def _accelerator_answers(cards: Cards, module: Any) -> dict[str, Any]:
         "current_stream": lambda device=None: torch.cuda.current_stream(device),
         "set_stream": lambda stream: torch.cuda.set_stream(stream),
         "synchronize": answering(None),
+        "empty_host_cache": answering(None),
+        "reset_accumulated_memory_stats": answering(None),
         "get_memory_info": cards.memory_info,
         "memory_stats": lambda device=None: torch.cuda.memory_stats(device),
     }

@@ -67,6 +67,7 @@ class StartingPoint:
     def __init__(self, namespaces: Sequence[dict[str, Any]], but: Collection[str] = ()) -> None:
         self._but = but
         self._made_anew: Callable[[TensorState], torch.Tensor] | None = None
+        self._original: Callable[[Any], Any] = lambda one: one
         self.dropped: set[str] = set()
         self.needed: set[str] = set()
         self._references: dict[int, weakref.ref[Any]] = {}
@@ -132,13 +133,17 @@ class StartingPoint:
         return is_dropped
 
     def restore(
-        self, noting: Callable[[Any, int], None], made_anew: Callable[[TensorState], torch.Tensor] | None = None
+        self,
+        noting: Callable[[Any, int], None],
+        made_anew: Callable[[TensorState], torch.Tensor] | None = None,
+        original: Callable[[Any], Any] = lambda one: one,
     ) -> None:
         """Restore the contents of containers; ``noting(container, depth)`` is called before one is changed.
 
-        ``made_anew`` makes a tensor in place of one that is gone.
+        ``made_anew`` makes a tensor in place of one that is gone. ``original`` of a copy that stands in place of an
+        object is that object.
         """
-        self._made_anew = made_anew
+        self._made_anew, self._original = made_anew, original
         self.dropped.clear()
         for one in self._contents:
             container = _find(one)
@@ -174,7 +179,7 @@ class StartingPoint:
                 container[token] = before
 
     def _restore_list(self, container: Any, contents: list[int]) -> None:
-        known = {id(one): one for one in container}
+        known = {id(self._original(one)): one for one in container}
         found = [known[one] if one in known and self._is(known[one], one) else self._resolved(one) for one in contents]
         if not isinstance(container, set):
             found = [self._in_its_place(one, container, at, contents[at]) for at, one in enumerate(found)]
@@ -189,6 +194,7 @@ class StartingPoint:
 
     def _is(self, value: Any, identity: int) -> bool:
         """Whether a value is the object that had this identity, not a later object with the same address."""
+        value = self._original(value)
         if id(value) != identity:
             return False
         reference = self._references.get(identity) or getattr(self._tensors.get(identity), "reference", None)

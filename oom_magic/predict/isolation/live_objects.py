@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from oom_magic.predict.isolation.interrupts import collect_garbage
+from oom_magic.interrupts import collect_garbage
 
 FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
 TRAINING_TOOLS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)

@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 from types import FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any
 
+import torch
+
 from oom_magic.predict.isolation.run_threads import is_of_run
 
 Patches = Sequence[tuple[Any, Mapping[str, Any]]]  # owners, and their attributes with the replacements
@@ -59,6 +61,22 @@ class Journal:
             self.undo()
         finally:
             self.undo()  # for what an exception interrupted in the first attempt
+
+
+class StandIn(type(torch.Generator)):  # type: ignore[misc]
+    """The type of a class that stands for another one, its ``original``, while a dry run lasts.
+
+    What was made of the original before is an instance, too, and other threads make instances of the original.
+    """
+
+    original: type
+
+    def __instancecheck__(cls, one: Any) -> bool:
+        return type.__instancecheck__(cls, one) or isinstance(one, cls.original)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """An instance of the class, on other threads one of the original."""
+        return super().__call__(*args, **kwargs) if is_of_run() else cls.original(*args, **kwargs)
 
 
 @contextmanager

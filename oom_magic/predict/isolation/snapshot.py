@@ -190,10 +190,14 @@ class Snapshot:
                 change.apply(container)
 
     def restore(self) -> None:
-        """Restore the recorded contents where they differ now; at the end raise the last error there was."""
-        alike = (*self._alike, *(one for parts in self._parts for level in parts.levels for one in level))
+        """Restore the recorded contents where they differ now; at the end raise the last error there was.
+
+        Parts that were noted last, and may hold copies of the run's, come first.
+        """
+        parts = (one for parts in reversed(self._parts) for level in parts.levels for one in level)
+        alike = (*parts, *self._alike)
         changed = (pair for some in alike if not some.are_unchanged() for pair in some.pairs())
-        for container, contents in itertools.chain(self._plain, changed):
+        for container, contents in itertools.chain(changed, self._plain):
             if not is_unchanged(contents, container):
                 fill(container, contents)
         with contextlib.ExitStack() as stack:  # what lies over something else last, and none is left out for an error

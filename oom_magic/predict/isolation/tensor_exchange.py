@@ -112,7 +112,8 @@ class TensorExchange:
                 self._found = self._made
                 real.apply(self._found)
                 if self._start is not None:
-                    self._start.restore(real.add, functools.partial(_made_anew, self.gpu))
+                    made_anew = functools.partial(_made_anew, self.gpu)
+                    self._start.restore(real.add, made_anew, self._run_copies.original)
                 self._exchange(journal, pairs, live.tensors, give_scripted)
                 self._guard(journal, live.tensors, pairs, others, namespaces, assume)
                 del live, others
@@ -131,7 +132,7 @@ class TensorExchange:
     def _leave_to(self, others: Others | None) -> None:
         """Note what stays other threads' during this run."""
         self._others = set() if others is None else others.reach.seen
-        self._run_copies = Copies(self._others)
+        self._run_copies = Copies(self._others, self.gpu.streams.stand_ins())
 
     def end_copies(self) -> None:
         """Inside the run, when its code has ended."""

@@ -148,7 +148,7 @@ class Runs:
 
     def _dry_run(self, job: _Job) -> _Traced:
         """The trace of one run. Its objects are freed: the next run would take its model for one of the user's."""
-        from oom_magic.predict.isolation.interrupts import collect_garbage
+        from oom_magic.interrupts import collect_garbage
         from oom_magic.predict.isolation.live_objects import are_set_aside, heap_set_aside
 
         with heap_set_aside(collects=False):

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from oom_magic.interrupts import wakeup_number
 from oom_magic.language import _
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.files.open_files import can_write, is_output, private_copy
-from oom_magic.predict.isolation.interrupts import wakeup_number
 from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.isolation.run_threads import Scope
 from oom_magic.user_code import is_users_file

@@ -16,10 +16,11 @@ import sqlite3
 import types
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
+import torch
 from torch.utils.data import dataloader
 
 from oom_magic.language import _
@@ -41,7 +42,7 @@ with os.scandir() as _entries:
 _EXCHANGED = frozenset(
     (
         *_OF_CONTAINERS, *_OF_OTHERS, *_REFUSING, _EPOLL, dataloader._SingleProcessDataLoaderIter,
-        types.GeneratorType, sqlite3.Connection, sqlite3.Cursor, contextvars.Context,
+        torch.Stream, torch.Event, types.GeneratorType, sqlite3.Connection, sqlite3.Cursor, contextvars.Context,
     )
 )  # fmt: skip
 MOST_COPIED_BYTES = 1 << 24  # of one database
@@ -52,10 +53,14 @@ class Copies:
     """The copies by their original. Whatever holds an object is noted before it gets the copy.
 
     What other threads use, objects with the identities ``others``, is not exchanged: they would find the copies, too.
+    ``stand_ins``: for some types functions that make what stands for an object in a dry run.
     """
 
-    def __init__(self, others: Collection[int] = frozenset()) -> None:
+    def __init__(
+        self, others: Collection[int] = frozenset(), stand_ins: Mapping[type, Callable[[Any], Any]] | None = None
+    ) -> None:
         self.others = others
+        self._makers = {sqlite3.Cursor: self._new_cursor, **(stand_ins or {})}
         self._made: dict[int, tuple[Any, Any]] = {}
         self._originals: dict[int, Any] = {}  # by the identity of the copy
 
@@ -81,7 +86,8 @@ class Copies:
         if not has_copy(kind) or self.has_made(one) or id(one) in self.others:
             return None
         if id(one) not in self._made:
-            made = self._new_cursor(one) if isinstance(one, sqlite3.Cursor) else _copied(one, _DEEP)
+            make = self._makers.get(kind)
+            made = make(one) if make is not None else _copied(one, _DEEP)
             self._made[id(one)] = one, made
             if made is not None:
                 self._originals[id(made)] = one
@@ -98,9 +104,13 @@ class Copies:
         """Whether an object is such a copy, which ends with the run."""
         return id(one) in self._originals
 
+    def original(self, one: Any) -> Any:
+        """What a copy was made of; anything else itself."""
+        return self._originals.get(id(one), one)
+
     def _new_cursor(self, one: sqlite3.Cursor) -> Any:
         """A cursor of the connection's copy; rows that the user's has not yet given are not in it."""
-        connection = self.of(one.connection) if type(one) is sqlite3.Cursor else None
+        connection = self.of(one.connection)
         return None if connection is None else connection.cursor()
 
 

@@ -32,7 +32,7 @@ def other_random_numbers() -> Iterator[None]:
     """Let the code draw other numbers than it would, which shows whether it depends on them. A dry run restores the
     generators."""
     with process_state_restored():
-        for seed in (random.seed, np.random.seed, torch.manual_seed):
+        for seed in (random.seed, np.random.seed, torch.default_generator.manual_seed):  # of the host alone
             seed(_ANOTHER_SEED)
         yield
 
@@ -68,6 +68,10 @@ def _restorations() -> Iterator[Callable[[], object]]:
         hooks.add(getattr(owner, name, None), 1)
     yield hooks.restore
     yield partial(restore_environment, dict(os.environ))
+    if torch.cuda.is_initialized():  # streams of C++ change them without asking Python
+        yield partial(torch.cuda.set_device, torch.cuda.current_device())
+        for card in range(torch.cuda.device_count()):
+            yield partial(torch.cuda.set_stream, torch.cuda.current_stream(card))
 
 
 def _restore_numpys(generator: np.random.BitGenerator, state: dict[str, Any]) -> None:

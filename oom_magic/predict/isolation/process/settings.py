@@ -36,7 +36,7 @@ import numpy as np
 import torch
 import torch.backends.opt_einsum
 
-from oom_magic.predict.isolation.interrupts import wakeup_number
+from oom_magic.interrupts import wakeup_number
 from oom_magic.predict.isolation.objects.restorations import set_context
 from oom_magic.predict.isolation.process.notebook_shell import shell_noted
 from oom_magic.predict.isolation.process.standard_library import Staying, is_pythons, standard_library_noted

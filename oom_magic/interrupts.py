@@ -1,4 +1,4 @@
-"""Interrupts during a dry run: they reach the user's code, and nothing else.
+"""Interrupts during a dry run or a measurement: they reach the user's code, and nothing else.
 
 Python runs a signal's handler between any two bytecodes of the main thread. While a dry run sets up, tears down or is
 inside an operator (which C++ may have called where it can take no exception), handlers wait. Whether they may run is
