@@ -60,7 +60,7 @@ class Copies:
         self, others: Collection[int] = frozenset(), stand_ins: Mapping[type, Callable[[Any], Any]] | None = None
     ) -> None:
         self.others = others
-        self._makers = {sqlite3.Cursor: self._new_cursor, **(stand_ins or {})}
+        self._stand_ins = stand_ins or {}
         self._made: dict[int, tuple[Any, Any]] = {}
         self._originals: dict[int, Any] = {}  # by the identity of the copy
 
@@ -86,7 +86,7 @@ class Copies:
         if not has_copy(kind) or self.has_made(one) or id(one) in self.others:
             return None
         if id(one) not in self._made:
-            make = self._makers.get(kind)
+            make = self._new_cursor if kind is sqlite3.Cursor else self._stand_ins.get(kind)
             made = make(one) if make is not None else _copied(one, _DEEP)
             self._made[id(one)] = one, made
             if made is not None:
