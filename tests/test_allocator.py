@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory, C
 from oom_magic.memory.allocator.replay import minimum_device_bytes, replay
 from oom_magic.memory.allocator.segments import UNLIMITED, Block
 from oom_magic.memory.allocator.settings import AllocatorSettings
-from oom_magic.memory.timeline import Mark, MarkKind, Timeline
+from oom_magic.memory.timeline import PHASES, Mark, MarkKind, Phase, Timeline
 from oom_magic.units import GIB, MIB
 
 HISTORIES = sorted((Path(__file__).parent / "data" / "allocator_histories").glob("*.npz"))
@@ -311,6 +311,75 @@ def test_minimum_device_bytes_is_enough_and_less_is_not(program, text):
     assert replay(run, capacity_bytes=least, settings=options).failure is None
     if run.num_allocations:
         assert replay(run, capacity_bytes=least - 2 * MIB, settings=options).failure is not None
+
+
+@dataclass
+class Training:
+    """Steps of random sizes that are all alike: each frees at some point what the step before left."""
+
+    batch: list[tuple[int, int]]  # bytes, and after how many further allocations they are freed
+    gradients: list[int]
+
+    def left_after(self, num_steps: int, num_batches: int) -> Timeline:
+        """The run that was left after so many steps, of so many batches but for the first."""
+        order, requested, phase, waiting, gradients, marks = [], [], [], [], [], []
+
+        def allocate(size: int, kind: Phase) -> int:
+            order.append(len(requested))
+            requested.append(size)
+            phase.append(PHASES.index(kind))
+            return order[-1]
+
+        for step in range(num_steps):
+            for batch in range(num_batches if step else 1):
+                for size, wait in self.batch:
+                    waiting.append((allocate(size, Phase.FORWARD), wait % len(self.batch)))
+                    order.extend(~number for number, left in waiting if not left)
+                    waiting = [(number, left - 1) for number, left in waiting if left]
+                for size in self.gradients:
+                    made = allocate(size, Phase.BACKWARD)
+                    if batch:
+                        order.append(~made)
+                    else:
+                        gradients.append(made)
+            if step == 0:
+                for size in self.gradients:
+                    allocate(size, Phase.OPTIMIZER)
+            order.extend(~one for one in gradients)
+            gradients.clear()
+            marks.append(Mark(len(order), MarkKind.STEP_END))
+        marks.append(Mark(len(order), MarkKind.LEFT))
+        run = timeline(order, requested, marks=marks)
+        return replace(run, phase=np.array(phase, dtype=np.int64))
+
+
+TRAININGS = st.builds(
+    Training,
+    st.lists(st.tuples(st.integers(1, 60 * MIB), st.integers(0, 4)), min_size=1, max_size=8),
+    st.lists(st.integers(1, 30 * MIB), min_size=1, max_size=4),
+)
+
+
+@given(TRAININGS, st.integers(2, 5))
+@settings(max_examples=60)
+def test_what_is_enough_for_two_steps_left_is_enough_for_many(training, num_batches):
+    least = minimum_device_bytes(training.left_after(2, 2), batches=2, more_batches=num_batches - 2)
+    many = training.left_after(22, num_batches)
+    assert least == minimum_device_bytes(replace(many, marks=()))
+
+
+def test_the_third_step_can_need_more_than_two_did():
+    left = Training([(20 * MIB, 1), (50 * MIB, 1), (20 * MIB, 1)], [10 * MIB]).left_after(2, 1)
+    assert minimum_device_bytes(replace(left, marks=())) == 100 * MIB
+    assert minimum_device_bytes(left) == 120 * MIB
+
+
+def test_what_grows_is_replayed_no_further():
+    leak = Training([(20 * MIB, 0)], [10 * MIB]).left_after(2, 1)
+    last = len(leak.order) - 1
+    marks = tuple(replace(one, position=min(one.position, last)) for one in leak.marks)
+    kept = replace(leak, order=leak.order[:last], marks=marks)  # the last gradient
+    assert minimum_device_bytes(kept) == minimum_device_bytes(replace(kept, marks=()))
 
 
 def test_no_device_is_enough_for_a_fraction_of_nothing():

@@ -143,7 +143,7 @@ class RemedyEvaluator:
             report = self._timed(lambda: self._rehearsal.run_on(variation))
         except NotEvaluatedError:
             return remedy, 0
-        now = needed_bytes(report)
+        now = needed_bytes(report, variation.batches)
         if now <= (remedy.needed_bytes or 0):
             return remedy, 0
         whole = self._with_saving(remedy, report.peak_allocated_bytes, now)
@@ -162,7 +162,7 @@ class RemedyEvaluator:
         def need(size: int) -> int:
             smaller = variation.with_(Variation(sizes={"evaluation": size}))
             reports[size] = self._timed(lambda: self._rehearsal.run_on(smaller))
-            return needed_bytes(reports[size])
+            return needed_bytes(reports[size], smaller.batches)
 
         limits = (self._situation.safe_bytes, self._situation.usable_bytes)
         sizes = divisors(before, before)
@@ -373,8 +373,9 @@ class RemedyEvaluator:
 
         @cache
         def need(size: int) -> int:
-            reports[size] = self._run(base.with_(accumulated(size)).with_(Variation(sizes={what: size})))
-            return needed_bytes(reports[size])
+            smaller = base.with_(accumulated(size)).with_(Variation(sizes={what: size}))
+            reports[size] = self._run(smaller)
+            return needed_bytes(reports[size], smaller.batches)
 
         limits = (self._situation.safe_bytes, self._situation.usable_bytes)
         before_need = before, self.needed_bytes
@@ -405,7 +406,8 @@ class RemedyEvaluator:
             parts.append((AccumulatedGradients(), {"gradient_accumulation_steps": 2}))
         if self._situation.style == "trainer" and more > 1:
             parts.append((FetchedTogether(more), {}))
-        return Variation(tuple(parts))
+        followed = max(self._rehearsal.accumulation, 2)
+        return Variation(tuple(parts), batches=(followed, whole // size - followed))
 
     def _combined(self, found: Sequence[tuple[RemedySpec, Remedy]]) -> Iterator[Remedy]:
         """The cheapest combination that fits, of those expected to fit; first those expected to leave the card safe."""

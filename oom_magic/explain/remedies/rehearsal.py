@@ -29,12 +29,14 @@ UNLIMITED: Mapping[str, Any] = {"is_lasting": False, "is_limited": False, "has_b
 @dataclass(frozen=True)
 class Variation:
     """A variation of the run: changes, each with the equivalent fields of a setup; other sizes; a line of the user's
-    rewritten to keep less (``mended``); memory of earlier cells that is ``dropped`` first."""
+    rewritten to keep less (``mended``); memory of earlier cells that is ``dropped`` first. ``batches`` of a step, over
+    which gradients are accumulated: those that are followed, and how many more would come."""
 
     parts: tuple[tuple[Change, Mapping[str, Any]], ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     mended: Growth | None = None
     dropped: InTheWay | None = None
+    batches: tuple[int, int] = (1, 0)
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -44,7 +46,8 @@ class Variation:
     def with_(self, other: Variation) -> Variation:
         """A variation with the changes of both."""
         mended, dropped = self.mended or other.mended, self.dropped or other.dropped
-        return Variation((*self.parts, *other.parts), {**self.sizes, **other.sizes}, mended, dropped)
+        batches = max(self.batches, other.batches)
+        return Variation((*self.parts, *other.parts), {**self.sizes, **other.sizes}, mended, dropped, batches)
 
 
 class NotEvaluatedError(Exception):

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 _LEAST_SHARE = 0.01  # of the card, held by others: a display has some MiB, too
 
 
-def needed_bytes(report: MemoryReport, settings: AllocatorSettings | None = None) -> int:
-    """The least memory for PyTorch's allocator, in bytes, with which a rehearsed run ends; as it was set up (None)."""
+def needed_bytes(
+    report: MemoryReport, batches: tuple[int, int] = (1, 0), settings: AllocatorSettings | None = None
+) -> int:
+    """The least memory for PyTorch's allocator, in bytes, with which a rehearsed run ends, and goes on if it was left
+    after a step; as it was set up (None). ``batches`` of a step were followed, and so many more come."""
     from oom_magic.memory.allocator.replay import minimum_device_bytes  # loads NumPy, which texts do not need
 
-    return minimum_device_bytes(report.timeline, settings or report.settings)
+    return minimum_device_bytes(report.timeline, settings or report.settings, *batches)
 
 
 def making_room(needed: int, situation: Situation) -> Iterator[Remedy]:
@@ -59,7 +62,7 @@ def growing_segments(report: MemoryReport, needed: int, situation: Situation) ->
     """The same events with expandable segments, where they are available and need less."""
     if situation.expandable_segments or situation.is_windows:
         return
-    now = needed_bytes(report, replace(report.settings, expandable_segments=True))
+    now = needed_bytes(report, settings=replace(report.settings, expandable_segments=True))
     if now < needed:
         code, language = code_for("expandable_segments", situation.style, {})
         peak = report.peak_allocated_bytes

@@ -12,6 +12,7 @@ import numpy as np
 
 from oom_magic.language import _
 from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory, CachingAllocator
+from oom_magic.memory.allocator.later_steps import Stretch, course_of, layout
 from oom_magic.memory.allocator.segments import (
     GRANULE_BYTES,
     NOWHERE,
@@ -21,6 +22,8 @@ from oom_magic.memory.allocator.segments import (
 from oom_magic.memory.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from oom_magic.memory.timeline import IntArray, MarkKind, Timeline
 from oom_magic.units import format_bytes
+
+_MOST_STEPS = 20  # that are replayed where none leaves the allocator as the one before it did
 
 
 @dataclass(frozen=True)
@@ -176,37 +179,58 @@ def state_at(
     return allocator, blocks
 
 
-def minimum_device_bytes(timeline: Timeline, settings: AllocatorSettings = DEFAULT_SETTINGS) -> int:
+def minimum_device_bytes(
+    timeline: Timeline, settings: AllocatorSettings = DEFAULT_SETTINGS, batches: int = 1, more_batches: int = 0
+) -> int:
     """Least device memory, context apart, in which the timeline ends without failure, in bytes.
+
+    Where the run was left after a step, its code would have gone on: the last step is replayed again and again, until
+    it leaves the allocator as the time before. Of each step's ``batches`` batches, over which gradients are
+    accumulated, the last comes ``more_batches`` more times.
 
     By bisection to 2 MiB: the timeline was replayed to its end with what is returned, and failed with 2 MiB
     less. Rarely (one in 600 random timelines) a device a little larger fails again, because a retry comes
     later and finds the cache more fragmented. Raises ValueError if no amount is enough, as with a memory
     fraction of 0.
     """
-
+    course = course_of(timeline, batches, more_batches)
     requested, streams = timeline.requested_bytes.tolist(), timeline.stream.tolist()
 
-    def taken(num_granules: int) -> int | None:
-        """The most granules that were in use with this capacity; None if the timeline fails with it."""
+    def run(stretches: Sequence[Stretch], allocator: CachingAllocator, blocks: list[Block]) -> None:
+        for stretch in stretches:
+            if stretch.empties:
+                allocator.empty_cache()
+            for old, new in stretch.carried:
+                blocks[old] = blocks[new]
+            for event in stretch.events:  # a search needs no record of its trials
+                if event >= 0:
+                    blocks[event] = allocator.allocate(requested[event], streams[event])
+                else:
+                    allocator.free(blocks[~event])
+
+    def ended(num_granules: int, settings: AllocatorSettings = settings) -> CachingAllocator | None:
+        """The allocator after the run with this capacity; None if the run fails with it."""
         allocator = CachingAllocator(num_granules * GRANULE_BYTES, settings)
         blocks = [NOWHERE] * timeline.num_allocations
+        state: object = None
         try:
-            for events in _between_stops(timeline, allocator):
-                for event in events:  # a search needs no record of its trials
-                    if event >= 0:
-                        blocks[event] = allocator.allocate(requested[event], streams[event])
-                    else:
-                        allocator.free(blocks[~event])
+            run(course.first, allocator, blocks)
+            for _unused in range(_MOST_STEPS if course.again else 0):
+                before = state
+                run(course.again, allocator, blocks)
+                state = layout(allocator, {one: blocks[one] for one in course.kept})
+                if state == before:
+                    break
         except AllocatorOutOfMemory:
             return None
-        return -(-allocator.peak_reserved_bytes // GRANULE_BYTES) if is_plain else num_granules
+        return allocator
 
     is_plain = settings.memory_fraction is None and not settings.expandable_segments  # else limits follow the capacity
-    unlimited = replay(timeline, settings=replace(settings, memory_fraction=None))
+    unlimited = ended(UNLIMITED // GRANULE_BYTES, replace(settings, memory_fraction=None))
+    assert unlimited is not None, "it is never full"
     too_few = unlimited.peak_allocated_bytes // GRANULE_BYTES - 1
     enough = -(-unlimited.peak_reserved_bytes // GRANULE_BYTES)
-    while not is_plain and taken(enough) is None:
+    while not is_plain and ended(enough) is None:
         too_few, enough = enough, 2 * enough
         if enough * GRANULE_BYTES > UNLIMITED:
             raise ValueError(
@@ -214,10 +238,11 @@ def minimum_device_bytes(timeline: Timeline, settings: AllocatorSettings = DEFAU
             )
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
-        used = taken(middle)
-        if used is None:
+        allocator = ended(middle)
+        if allocator is None:
             too_few = middle
         else:
+            used = -(-allocator.peak_reserved_bytes // GRANULE_BYTES) if is_plain else middle
             enough = max(used, too_few + 1)
     return enough * GRANULE_BYTES
 
