@@ -71,6 +71,25 @@ def test_an_accumulating_loop_trains_the_same():
     assert torch.allclose(weight, trained(LOOP, whole)[0], atol=1e-6) and len(losses) == 6
 
 
+@pytest.mark.parametrize(
+    ("loop", "first", "last"),
+    [
+        ("for i, (images, labels) in enumerate(loader):", "", "if i == 1: break"),
+        ("for i, (images, labels) in enumerate(loader):", "if i >= 2: print(i); break", ""),
+        ("for images, labels in itertools.islice(loader, 2):", "", ""),
+        ("for images, labels in loader:", "", "step += 1\n    if step == 2: break"),
+    ],
+)
+def test_a_loop_that_ends_after_a_number_of_batches_makes_as_many_steps(loop, first, last):
+    data = [(torch.randn(2, 4), torch.randn(2, 2)) for _ in range(9)]
+    whole = [tuple(map(torch.cat, zip(*data[at : at + 3], strict=True))) for at in (0, 3)]
+    source = LOOP.replace("for images, labels in loader:", f"import itertools; step = 0\n{loop}\n    {first}")
+    head = source[: source.index("for ")]
+    code = as_since_3_11(rewritten("smaller_batch", f"{source}    {last}\n"))
+    weight, losses = trained(head + code, data)
+    assert torch.allclose(weight, trained(LOOP, whole)[0], atol=1e-6) and len(losses) == 6
+
+
 def test_the_statement_that_sets_the_batch_is_shown_as_it_then_is():
     tree = ast.parse("loader = DataLoader(data, shuffle=True, batch_size=6)\n" + LOOP)
     rehearsal = CellRehearsal(exec, tree, {"net": make()})

@@ -73,7 +73,7 @@ def course_of(timeline: Timeline, batches: int = 1, more_batches: int = 0) -> Co
 
 
 def layout(allocator: CachingAllocator, kept: Mapping[int, Block]) -> tuple[object, ...]:
-    """How memory is divided, and where the ``kept`` allocations are: a step that leaves it as it was does so for ever."""
+    """How memory is divided, and where ``kept`` allocations are: a step that leaves it as it was does so for ever."""
     pieces = [(one.address, one, -1) for one in allocator.free_blocks()]
     pieces += [(one.address, one, owner) for owner, one in kept.items() if one.pool is not None]
     pieces.sort(key=itemgetter(0))

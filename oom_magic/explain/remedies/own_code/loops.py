@@ -243,10 +243,38 @@ def _accumulate(loop: ast.For) -> bool:
     if _draws_batches(loop):
         loop.body = [ast.For(ast.Name("_"), ast.parse("range(accumulation)", mode="eval").body, others, []), *updates]
     else:
-        condition = ast.parse(f"{_counter(loop)} % accumulation == 0", mode="eval").body
         at = others.index(backward) + 1
-        loop.body = [*others[:at], ast.If(condition, updates, []), *others[at:]]
+        of_steps = _ends_by_steps(loop, others[:at], others[at:])
+        condition = ast.parse(f"{_counter(loop)} % accumulation == 0", mode="eval").body
+        later = [one for one in others[at:] if one not in of_steps[:-1]]
+        if later[:1] == of_steps[-1:]:
+            updates, later = [*updates, *of_steps], later[1:]
+        later = [ast.If(condition, of_steps, []) if one in of_steps else one for one in later]
+        loop.body = [*others[:at], ast.If(condition, updates, []), *later]
     return True
+
+
+def _ends_by_steps(loop: ast.For, before: list[ast.stmt], later: list[ast.stmt]) -> list[ast.stmt]:
+    """Let a loop that ends after a number of batches make as many steps of the optimizer. Returns those of the
+    statements ``later`` than the backward that then belong to a step: what ends the loop, and what counts for it."""
+    if isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func).rpartition(".")[2] == "islice":
+        loop.iter.args[1:2] = [ast.BinOp(one, ast.Mult(), ast.Name("accumulation")) for one in loop.iter.args[1:2]]
+    counts = {ast.unparse(one.target): one for one in later if _counts(one)}
+    counter, belong = _own_counter(loop), []
+    for one in (*before, *later):
+        if not (isinstance(one, ast.If) and isinstance(one.body[-1], ast.Break)):
+            continue
+        read = set(_texts(one.test))
+        if one in later and read & {counter, *counts}:
+            belong += [one, *(counts[name] for name in read & counts.keys())]
+        for node in ast.walk(one.test):
+            if isinstance(node, ast.Name) and node.id == counter:
+                node.id = f"{counter} // accumulation"
+    return [one for one in later if one in belong]
+
+
+def _counts(statement: ast.stmt) -> TypeGuard[ast.AugAssign]:
+    return isinstance(statement, ast.AugAssign) and isinstance(statement.value, ast.Constant)
 
 
 def _draws_batches(loop: ast.For) -> bool:
@@ -272,13 +300,20 @@ def divide(backward: ast.Expr, by: str) -> None:
 
 def _counter(loop: ast.For) -> str:
     """An expression that counts iterations from 1; a counter is added to the loop if it has none."""
-    call = ast.unparse(loop.iter.func) if isinstance(loop.iter, ast.Call) else ""
-    counts = call == "enumerate" and len(loop.iter.args) == 1  # type: ignore[attr-defined]
-    if counts and isinstance(loop.target, ast.Tuple) and isinstance(loop.target.elts[0], ast.Name):
-        return f"({loop.target.elts[0].id} + 1)"
+    counter = _own_counter(loop)
+    if counter:
+        return f"({counter} + 1)"
     loop.target = ast.Tuple([ast.Name("number"), loop.target])
     loop.iter = ast.parse(f"enumerate({ast.unparse(loop.iter)}, 1)", mode="eval").body
     return "number"
+
+
+def _own_counter(loop: ast.For) -> str:
+    """The name that counts a loop's iterations from 0; "" if there is none."""
+    call = ast.unparse(loop.iter.func) if isinstance(loop.iter, ast.Call) else ""
+    counts = call == "enumerate" and len(loop.iter.args) == 1  # type: ignore[attr-defined]
+    first = loop.target.elts[0] if counts and isinstance(loop.target, ast.Tuple) else None
+    return first.id if isinstance(first, ast.Name) else ""
 
 
 def with_outputs_dropped(loop: Block) -> str:
