@@ -17,8 +17,12 @@ from oom_magic.explain.live.growth import Growth
 from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.live.refinement import refine_with_call, refine_with_loop
 from oom_magic.explain.messages.failure import Failure
+from oom_magic.measure.device.cards import Card
+from oom_magic.measure.device.nvml import DeviceProcess
+from oom_magic.memory.report import Device
 from oom_magic.notebook.cells.releasing import FakeGPUMemory
 from oom_magic.predict.session import DrySession
+from oom_magic.units import GIB
 
 MIB = 2**20
 
@@ -574,3 +578,14 @@ def test_what_grows_fills_any_limit_too(certain: Cause, cause: Cause) -> None:
     found = refine_with_loop(judgement, growth, failure)
     assert found.cause is cause
     assert {one.key for one in found.evidence} >= {"limit_binds", "name_grows_with_graphs"}
+
+
+@pytest.mark.parametrize(("others", "cause"), [(9 * GIB, Cause.OTHER_PROCESS), (GIB, Cause.DRIVER_LEVEL)])
+def test_a_message_without_numbers_is_read_beside_the_card_that_others_have_filled(others, cause):
+    """CUDA cannot make a context on a full card, and says no more."""
+    device = Device("RTX 3060", 12 * GIB, 0, others)
+    card = Card(0, device, 0, (DeviceProcess(4242, "python", others),), "580.00", "")
+    error = RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA` to enable assertions.")
+    diagnosis = Explainer(lang="en", read_card=lambda _: card).diagnose(error)
+    assert diagnosis.cause is cause
+    assert ("Process 4242 held 9.00 GiB of 12.00 GiB." in str(diagnosis)) is (cause is Cause.OTHER_PROCESS)

@@ -6,6 +6,7 @@ the cause is judged (``evidence.judging``) and refined by the findings.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from oom_magic.explain.evidence.clues.limits import limits_in
 from oom_magic.explain.evidence.clues.story import Story
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
 from oom_magic.explain.evidence.judging import judge, main_failure
-from oom_magic.explain.evidence.number_rules import facts_about, judge_tip
+from oom_magic.explain.evidence.number_rules import facts_about, is_held_by_others, judge_tip
 from oom_magic.explain.evidence.tensors import (
     NO_LANGUAGE_MODEL,
     Dims,
@@ -52,6 +53,7 @@ from oom_magic.one_line_errors import OneLineErrors
 if TYPE_CHECKING:
     from oom_magic.explain.live.growth import Growth
     from oom_magic.explain.live.holders import Holder
+    from oom_magic.measure.device.cards import Card
     from oom_magic.measure.holders.reach import Locate
     from oom_magic.measure.holders.release import Released
     from oom_magic.memory.report import MemoryReport
@@ -130,6 +132,22 @@ class _Reading:
         main = main_failure(failures)
         return cls(text, failures, main, find_clues(text, main.start if main else None, main.format if main else None))
 
+    def on_card(self, read_card: Callable[[int], Card | None]) -> _Reading:
+        """The reading with the card's numbers, where the message has none and others hold more of it than this process:
+        so CUDA refuses a context on a card that they have filled."""
+        main = self.main
+        is_silent = main is not None and main.is_oom and main.backend == "cuda" and main.total_bytes is None
+        card = read_card(main.device_index or 0) if main is not None and is_silent else None
+        if main is None or card is None:
+            return self
+        device, own_bytes = card.device, card.device.context_bytes + card.reserved_bytes
+        others = tuple((one.pid, one.num_bytes) for one in card.processes if one.pid != os.getpid())
+        sizes = {"total_bytes": device.total_bytes, "free_bytes": card.free_bytes, "process_bytes": own_bytes}
+        known = replace(main, other_processes=others, **sizes)
+        if not is_held_by_others(known):
+            return self
+        return replace(self, failures=tuple(known if one is main else one for one in self.failures), main=known)
+
 
 @dataclass(frozen=True)
 class _Findings:
@@ -155,6 +173,7 @@ class Explainer:
     ``names``: the notebook's variables, as dry-run cells see them; ``locate`` finds the storages of their tensors.
     ``released``: who holds memory, as ``release(dry_run=True)`` returns it.
     ``find_rows``: how many rows the tensor of a variable had when the cell began (0: none, or unknown).
+    ``read_card``: the card with a number, as its driver sees it; for errors that were raised here.
     """
 
     setup: Dims | TrainingSetup | None = None
@@ -164,6 +183,7 @@ class Explainer:
     released: Released | None = None
     locate: Locate | None = None
     find_rows: Callable[[str], int] = lambda _: 0
+    read_card: Callable[[int], Card | None] = lambda _: None
 
     def diagnose(self, problem: BaseException | str | Path | None) -> Diagnosis:
         """The diagnosis, with remedies that are named but not evaluated. Raises as ``explain``."""
@@ -173,6 +193,7 @@ class Explainer:
         problem = last_failure() if problem is None else problem
         error = problem if isinstance(problem, BaseException) else None
         reading = _Reading.of(text_of(problem))
+        reading = reading if error is None else reading.on_card(self.read_card)
         findings = self._findings(reading, error)
         is_other_error = error is not None and reading.main is None  # a traceback contains no words of an author
         judgement = _NO_JUDGEMENT if is_other_error else self._judgement(reading, findings)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
     from oom_magic.explain.live.growth import Growth
     from oom_magic.language import Language
+    from oom_magic.measure.device.cards import Card
     from oom_magic.measure.history.attribution import Storage
     from oom_magic.measure.holders.reach import Locate
     from oom_magic.memory.report import Device, MemoryReport
@@ -135,6 +136,13 @@ def _device(diagnosis: Diagnosis) -> Device | None:
     return current_device(_device_index(diagnosis)) if is_available() else None
 
 
+def _read_card(index: int) -> Card | None:
+    """The card with torch's number ``index`` as it is now; None without a GPU."""
+    from oom_magic.measure.device.cards import is_available, read_cards  # these load torch
+
+    return next((one for one in read_cards() if one.index == index), None) if is_available() else None
+
+
 def _num_cards() -> int:
     """The number of cards that the cell could see."""
     from oom_magic.measure.device.cards import read_num_cards
@@ -229,6 +237,7 @@ def _explain_here(
         released=released,
         locate=locate,
         find_rows=(lambda _: 0) if cell is None or cell.start is None else cell.start.rows_of,
+        read_card=_read_card if cell is None or not cell.is_dry else lambda _: None,
     )
     diagnosis = explainer.diagnose(problem)
     if report is not None and report.device.rank is not None and diagnosis.is_oom:
