@@ -325,6 +325,13 @@ def test_a_safe_remedy_comes_before_a_cheaper_one_that_fills_the_card():
     assert ranked([replace(full, fits=False, verdict=None), card])[0].key == "larger_card"
 
 
+def test_an_older_model_is_released_before_the_run_is_changed_however_full_the_card_then_is():
+    released = Remedy("drop_copy", 1, "same", fits=True, verdict="danger")
+    smaller = Remedy("smaller_batch", 30, "same", fits=True, verdict="safe")
+    assert ranked([smaller, released])[0] is released
+    assert ranked([smaller, replace(released, fits=False, verdict=None)])[0] is smaller
+
+
 def test_other_hardware_comes_after_whatever_else_fits():
     keys = [one.key for one in ranked(evaluated(Run(batch=2), need(5)))]
     assert keys.index("combination") < keys.index("larger_card")

@@ -142,8 +142,8 @@ class _Reading:
             return self
         device, own_bytes = card.device, card.device.context_bytes + card.reserved_bytes
         others = tuple((one.pid, one.num_bytes) for one in card.processes if one.pid != os.getpid())
-        sizes = {"total_bytes": device.total_bytes, "free_bytes": card.free_bytes, "process_bytes": own_bytes}
-        known = replace(main, other_processes=others, **sizes)
+        known = replace(main, total_bytes=device.total_bytes, free_bytes=card.free_bytes)
+        known = replace(known, process_bytes=own_bytes, other_processes=others)
         if not is_held_by_others(known):
             return self
         return replace(self, failures=tuple(known if one is main else one for one in self.failures), main=known)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from oom_magic.explain.live.growth import Growth
     from oom_magic.predict.setups.gpus import GPU
 
+_RELEASES = ("free_held", "drop_copy")  # what nobody needs
+
 
 @dataclass(frozen=True)
 class Remedy:
@@ -120,15 +122,17 @@ class Situation:
 def ranked(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
     """Fitting remedies first, by verdict and then by cost; then by saving; then those without a price; hardware last.
 
-    Hardware comes first only where no change fits and all were tried.
+    What only releases memory comes before changes, however full the card then is. Hardware comes first only where no
+    change fits and all were tried.
     """
     order: tuple[Verdict | None, ...] = ("safe", "tight", "danger", None)
 
     def rank(remedy: Remedy) -> tuple[Any, ...]:
         """Where a remedy stands among those of its kind."""
         if not remedy.fits:
-            return True, remedy.fits is None, -(remedy.saving_bytes or 0), 0
-        return False, remedy.is_bought, order.index(remedy.verdict), remedy.cost
+            return True, remedy.fits is None, -(remedy.saving_bytes or 0)
+        is_release = remedy.key in _RELEASES
+        return False, remedy.is_bought, not is_release, order.index(remedy.verdict), remedy.cost
 
     may_do = any(_may_do(one) for one in remedies)
     return tuple(sorted(remedies, key=lambda remedy: (remedy.is_bought and may_do, *rank(remedy))))
