@@ -7,17 +7,19 @@ and too small for the third. The batches over which gradients are accumulated re
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
 
 import numpy as np
 
 from oom_magic.memory.allocator.caching_allocator import CachingAllocator
-from oom_magic.memory.allocator.segments import Block
+from oom_magic.memory.allocator.segments import NOWHERE, Block
 from oom_magic.memory.timeline import PHASES, MarkKind, Phase, Timeline
 
+_MOST_STEPS = 20  # that are followed where none leaves the allocator as the one before
 _BACKWARD = PHASES.index(Phase.BACKWARD)
 Pairs = tuple[tuple[int, int], ...]
 
@@ -34,12 +36,41 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Course:
-    """A run: ``first`` once, then ``again`` and again, which is empty where the run does not go on so. ``kept`` are the
-    allocations that are alive each time."""
+    """A run of a timeline: ``first`` once, then ``again`` and again, which is empty where the run does not go on so.
+    ``kept`` are the allocations that are alive each time."""
 
+    timeline: Timeline
     first: tuple[Stretch, ...]
     again: tuple[Stretch, ...] = ()
     kept: tuple[int, ...] = ()
+
+    def run(self, allocator: CachingAllocator) -> None:
+        """Follow it until a step leaves the allocator as the one before did. Raises AllocatorOutOfMemory."""
+        blocks = [NOWHERE] * self.timeline.num_allocations
+        self._follow(self.first, allocator, blocks)
+        state: object = None
+        for _unused in range(_MOST_STEPS if self.again else 0):
+            self._follow(self.again, allocator, blocks)
+            before, state = state, _layout(allocator, {one: blocks[one] for one in self.kept})
+            if state == before:
+                return
+
+    def _follow(self, stretches: Sequence[Stretch], allocator: CachingAllocator, blocks: list[Block]) -> None:
+        requested, streams = self._requests
+        for stretch in stretches:
+            if stretch.empties:
+                allocator.empty_cache()
+            for old, new in stretch.carried:
+                blocks[old] = blocks[new]
+            for event in stretch.events:  # a search needs no record of its trials
+                if event >= 0:
+                    blocks[event] = allocator.allocate(requested[event], streams[event])
+                else:
+                    allocator.free(blocks[~event])
+
+    @cached_property
+    def _requests(self) -> tuple[list[int], list[int]]:
+        return self.timeline.requested_bytes.tolist(), self.timeline.stream.tolist()
 
 
 def course_of(timeline: Timeline, batches: int = 1, more_batches: int = 0) -> Course:
@@ -51,7 +82,7 @@ def course_of(timeline: Timeline, batches: int = 1, more_batches: int = 0) -> Co
     ends = [mark.position for mark in timeline.marks if mark.kind is MarkKind.STEP_END]
     left = [mark.position for mark in timeline.marks if mark.kind is MarkKind.LEFT]
     if len(ends) < 2 or left != ends[-1:]:
-        return Course(tuple(_stretches(timeline, 0, timeline.num_events)))
+        return Course(timeline, tuple(_stretches(timeline, 0, timeline.num_events)))
     start, stop = ends[-2:]
     last_batch = _last_batch(timeline, start, stop, batches) if more_batches else None
     repeated = None if last_batch is None else _again(timeline, *last_batch)
@@ -68,11 +99,11 @@ def course_of(timeline: Timeline, batches: int = 1, more_batches: int = 0) -> Co
 
     again = _again(timeline, start, stop)
     if again is None:
-        return Course(tuple(step(0)))
-    return Course(tuple(step(0)), tuple(step(start, *again)), tuple(timeline.live_at(stop - 1).tolist()))
+        return Course(timeline, tuple(step(0)))
+    return Course(timeline, tuple(step(0)), tuple(step(start, *again)), tuple(timeline.live_at(stop - 1).tolist()))
 
 
-def layout(allocator: CachingAllocator, kept: Mapping[int, Block]) -> tuple[object, ...]:
+def _layout(allocator: CachingAllocator, kept: Mapping[int, Block]) -> tuple[object, ...]:
     """How memory is divided, and where ``kept`` allocations are: a step that leaves it as it was does so for ever."""
     pieces = [(one.address, one, -1) for one in allocator.free_blocks()]
     pieces += [(one.address, one, owner) for owner, one in kept.items() if one.pool is not None]

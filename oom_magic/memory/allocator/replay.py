@@ -12,7 +12,7 @@ import numpy as np
 
 from oom_magic.language import _
 from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory, CachingAllocator
-from oom_magic.memory.allocator.later_steps import Stretch, course_of, layout
+from oom_magic.memory.allocator.later_steps import course_of
 from oom_magic.memory.allocator.segments import (
     GRANULE_BYTES,
     NOWHERE,
@@ -22,8 +22,6 @@ from oom_magic.memory.allocator.segments import (
 from oom_magic.memory.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from oom_magic.memory.timeline import IntArray, MarkKind, Timeline
 from oom_magic.units import format_bytes
-
-_MOST_STEPS = 20  # that are replayed where none leaves the allocator as the one before it did
 
 
 @dataclass(frozen=True)
@@ -194,33 +192,12 @@ def minimum_device_bytes(
     fraction of 0.
     """
     course = course_of(timeline, batches, more_batches)
-    requested, streams = timeline.requested_bytes.tolist(), timeline.stream.tolist()
-
-    def run(stretches: Sequence[Stretch], allocator: CachingAllocator, blocks: list[Block]) -> None:
-        for stretch in stretches:
-            if stretch.empties:
-                allocator.empty_cache()
-            for old, new in stretch.carried:
-                blocks[old] = blocks[new]
-            for event in stretch.events:  # a search needs no record of its trials
-                if event >= 0:
-                    blocks[event] = allocator.allocate(requested[event], streams[event])
-                else:
-                    allocator.free(blocks[~event])
 
     def ended(num_granules: int, settings: AllocatorSettings = settings) -> CachingAllocator | None:
         """The allocator after the run with this capacity; None if the run fails with it."""
         allocator = CachingAllocator(num_granules * GRANULE_BYTES, settings)
-        blocks = [NOWHERE] * timeline.num_allocations
-        state: object = None
         try:
-            run(course.first, allocator, blocks)
-            for _unused in range(_MOST_STEPS if course.again else 0):
-                before = state
-                run(course.again, allocator, blocks)
-                state = layout(allocator, {one: blocks[one] for one in course.kept})
-                if state == before:
-                    break
+            course.run(allocator)
         except AllocatorOutOfMemory:
             return None
         return allocator
