@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -27,6 +27,7 @@ from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.interrupts import Interrupts
 from oom_magic.measure.device import cards
 from oom_magic.notebook.cells import hints
+from oom_magic.predict.instrumentation.starting_point import StartingPoint
 from oom_magic.predict.isolation import live_objects, snapshot, tensor_exchange
 from oom_magic.predict.isolation.live_objects import heap_set_aside
 from oom_magic.predict.isolation.patching import Journal
@@ -498,3 +499,30 @@ def test_the_language_asked_for_is_the_sessions_and_not_the_environments(shell: 
     shell.run_line_magic("reload_ext", "oom_magic")
     monkeypatched = copy.copy(os.environ.get("OOM_MAGIC_LANG"))
     assert monkeypatched == before.get("OOM_MAGIC_LANG")
+
+
+class Asking(torch.Tensor):
+    """Notes what is asked of it."""
+
+    asked: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.asked.append(function)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_code_of_a_tensors_own_class_runs_in_the_run_only() -> None:
+    own = torch.ones(4, 4).as_subclass(Asking)
+    during: list[type] = []
+
+    def work() -> None:
+        asked = len(Asking.asked)
+        during.extend([type(torch.ones(4, 4, device="cuda") @ own.cuda())] * (len(Asking.asked) > asked))
+
+    names = {"own": own, "waiting": nn.LazyLinear(3), "during": during}
+    Asking.asked.clear()
+    session = DrySession(has_bar=False, is_lasting=False, start=StartingPoint([names]))
+    report = session.run(lambda: [work(), session.assume(str(during))], [names])
+    assert Asking.asked == [] and "Asking" in report.assumptions[-1].text
+    assert type(own) is Asking and torch.equal(own.as_subclass(torch.Tensor), torch.ones(4, 4))

@@ -31,8 +31,9 @@ class TensorShape:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorShape:
         """Shape, type and size of a tensor, real or fake; its values are not read."""
-        num_bytes = int(tensor.numel()) * int(tensor.element_size())
-        return cls(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), num_bytes)
+        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+            num_bytes = int(tensor.numel()) * int(tensor.element_size())
+            return cls(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), num_bytes)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,36 @@ def test_repeated_cells_do_not_grow_memory(shell) -> None:
     assert len(set(levels[1:])) == 1
 
 
+def test_tensors_with_a_class_of_their_own_are_not_asked(shell, capsys) -> None:
+    """Code of the user's would run at every cell, and parameters without a size yet refuse."""
+    shell.run_cell(_OWN_CLASSES, store_history=True)
+    capsys.readouterr()
+    assert shell.run_cell("%%gpumem --no-plot\n" + "step()", store_history=True).success
+    assert shell.run_cell("torch.empty(1 << 40, device='cuda')", store_history=True).error_in_exec is not None
+    assert shell.run_cell("%oom_explain --fast", store_history=True).success
+    shown = capsys.readouterr()
+    assert "Error in callback" not in shown.out + shown.err and shell.user_ns["asked"] == []
+
+
+_OWN_CLASSES = """
+import torch
+asked = []
+class Asking(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        asked.append(function)
+        return super().__torch_function__(function, types, args, kwargs or {})
+own = torch.ones(4, device="cuda").as_subclass(Asking)
+waiting = torch.nn.LazyLinear(4).cuda()
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+def step():
+    model(torch.ones(2, 8, device="cuda")).sum().backward()
+    optimizer.step()
+asked.clear()
+"""
+
+
 def test_watching(shell) -> None:
     shell.run_cell("%gpumem_watch --every 0.1")
     shell.run_cell("import time; time.sleep(0.35)")

@@ -144,32 +144,40 @@ class Owners:
 
 
 def storage_of(tensor: torch.Tensor) -> Storage | None:
-    """The bytes of a plain tensor; None where there are none."""
+    """The bytes of a plain tensor; None where there are none. Code of the tensor's own class is not called."""
     try:
-        storage = tensor.untyped_storage()
-        address = storage.data_ptr()
-        return (address, storage.nbytes()) if address else None
+        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+            storage = tensor.untyped_storage()
+            address = storage.data_ptr()
+            return (address, storage.nbytes()) if address else None
     except (RuntimeError, NotImplementedError, AttributeError):  # fake, functorch and wrapper tensors
         return None
 
 
 def on_cuda(index: int) -> Callable[[torch.Tensor], Storage | None]:
     """Finds storages on one CUDA device."""
-    return lambda tensor: storage_of(tensor) if tensor.is_cuda and tensor.device.index == index else None
+
+    def locate(tensor: torch.Tensor) -> Storage | None:
+        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+            return storage_of(tensor) if tensor.is_cuda and tensor.device.index == index else None
+
+    return locate
 
 
 def storage_address(tensor: torch.Tensor) -> int:
     """The device address of a CUDA tensor's storage; 0 for any other tensor and where there is none."""
     try:
-        return tensor.untyped_storage().data_ptr() if tensor.is_cuda else 0
+        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+            return tensor.untyped_storage().data_ptr() if tensor.is_cuda else 0
     except (RuntimeError, NotImplementedError, AttributeError):
         return 0
 
 
 def inner_tensors(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
     """The plain tensors of a tensor: itself, or the parts of a sparse one or of a wrapper such as a DTensor."""
-    if tensor.layout is not torch.strided:
-        return [part(tensor) for part in _SPARSE_PARTS.get(tensor.layout, ())]
+    with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+        if tensor.layout is not torch.strided:
+            return [part(tensor) for part in _SPARSE_PARTS.get(tensor.layout, ())]
     if type(tensor) in _NO_WRAPPERS:  # a failed attribute lookup takes a microsecond
         return (tensor,)
     flatten = getattr(type(tensor), "__tensor_flatten__", None)
@@ -196,9 +204,10 @@ def find_owners() -> Owners:
     owners = Owners()
     modules, optimizers, tensors = _live_objects()
     for tensor in tensors:
-        is_leaf = tensor.grad_fn is None
+        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+            is_leaf = tensor.grad_fn is None
+            guess = Category.INPUT if is_leaf and not tensor.requires_grad else Category.ACTIVATION
         owners.has_graph |= not is_leaf
-        guess = Category.INPUT if is_leaf and not tensor.requires_grad else Category.ACTIVATION
         _claim(owners, tensor, guess, "")
     for module in _outermost(modules):
         _claim_module(owners, module)

@@ -166,10 +166,11 @@ class _Walk:
     def of_tensor(self, tensor: torch.Tensor) -> list[Any]:
         """Note a tensor's storages; returns the Python objects that it refers to."""
         self._note(tensor, self.reached.own)
-        node = tensor.grad_fn
+        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+            node = tensor.grad_fn
+            gradient = tensor.grad if node is None else None
         if node is not None:
             return [*gc.get_referents(tensor), *self._of_graph(node)]
-        gradient = tensor.grad
         if gradient is not None:
             self.reached.objects.add(id(gradient))
             self._note(gradient, self.reached.gradients)

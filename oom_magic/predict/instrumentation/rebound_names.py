@@ -39,7 +39,8 @@ def leaves_of_graphs() -> Leaves:
     found: Leaves = {}
     for tensor in find_live_objects().tensors:
         try:
-            node = tensor.grad_fn
+            with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+                node = tensor.grad_fn
         except (RuntimeError, NotImplementedError, AttributeError):  # wrappers of functorch and others
             continue
         if node is not None:

@@ -76,8 +76,9 @@ class StartingPoint:
         self._seen: set[int] = set()  # containers
         self._num_entries = 0
         live = find_live_objects()
-        self.workspaces = _workspaces(live.tensors)
-        self._tensors = {id(tensor): was for tensor in live.tensors if (was := _state_of(tensor)) is not None}
+        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+            self.workspaces = _workspaces(live.tensors)
+            self._tensors = {id(tensor): was for tensor in live.tensors if (was := _state_of(tensor)) is not None}
         for one in (*live.modules, *live.tools):
             self._references[id(one)] = weakref.ref(one)
         for namespace in namespaces:

@@ -98,24 +98,25 @@ class TensorExchange:
         torch.clear_autocast_cache()  # C++ holds weak references to the weights that it has cast
         try:
             with Journal() as journal, patched(torch._C, {"_WeakTensorRef": _Watch}):
-                live, others = _live_objects(function, namespaces)
-                self._leave_to(others)
-                give_scripted = scripted_let_go(journal, live)
-                keep_event_loops(journal, live.loops, assume)
-                if self._lasting:
-                    self._before = {id(tensor): weakref.ref(tensor) for tensor in live.tensors}
-                iterators = Iterators(namespaces)
-                journal.record(functools.partial(iterators.tell, assume))
-                real = _with_hooks(Snapshot(self._others), live.tensors)
-                journal.record(real.restore)
-                note_state(real, live, namespaces, self._run_copies, assume, above, iterators)
-                self._found = self._made
-                real.apply(self._found)
-                if self._start is not None:
-                    made_anew = functools.partial(_made_anew, self.gpu)
-                    self._start.restore(real.add, made_anew, self._run_copies.original)
-                self._exchange(journal, pairs, live.tensors, give_scripted)
-                self._guard(journal, live.tensors, pairs, others, namespaces, assume)
+                with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]  # it is the user's code
+                    live, others = _live_objects(function, namespaces)
+                    self._leave_to(others)
+                    give_scripted = scripted_let_go(journal, live)
+                    keep_event_loops(journal, live.loops, assume)
+                    if self._lasting:
+                        self._before = {id(tensor): weakref.ref(tensor) for tensor in live.tensors}
+                    iterators = Iterators(namespaces)
+                    journal.record(functools.partial(iterators.tell, assume))
+                    real = _with_hooks(Snapshot(self._others), live.tensors)
+                    journal.record(real.restore)
+                    note_state(real, live, namespaces, self._run_copies, assume, above, iterators)
+                    self._found = self._made
+                    real.apply(self._found)
+                    if self._start is not None:
+                        made_anew = functools.partial(_made_anew, self.gpu)
+                        self._start.restore(real.add, made_anew, self._run_copies.original)
+                    self._exchange(journal, pairs, live.tensors, give_scripted)
+                    self._guard(journal, live.tensors, pairs, others, namespaces, assume)
                 del live, others
                 try:
                     yield
