@@ -99,25 +99,7 @@ class TensorExchange:
         try:
             with Journal() as journal, patched(torch._C, {"_WeakTensorRef": _Watch}):
                 with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]  # it is the user's code
-                    live, others = _live_objects(function, namespaces)
-                    self._leave_to(others)
-                    give_scripted = scripted_let_go(journal, live)
-                    keep_event_loops(journal, live.loops, assume)
-                    if self._lasting:
-                        self._before = {id(tensor): weakref.ref(tensor) for tensor in live.tensors}
-                    iterators = Iterators(namespaces)
-                    journal.record(functools.partial(iterators.tell, assume))
-                    real = _with_hooks(Snapshot(self._others), live.tensors)
-                    journal.record(real.restore)
-                    note_state(real, live, namespaces, self._run_copies, assume, above, iterators)
-                    self._found = self._made
-                    real.apply(self._found)
-                    if self._start is not None:
-                        made_anew = functools.partial(_made_anew, self.gpu)
-                        self._start.restore(real.add, made_anew, self._run_copies.original)
-                    self._exchange(journal, pairs, live.tensors, give_scripted)
-                    self._guard(journal, live.tensors, pairs, others, namespaces, assume)
-                del live, others
+                    real = self._begin(journal, pairs, function, namespaces, assume, above)
                 try:
                     yield
                 finally:
@@ -130,10 +112,38 @@ class TensorExchange:
             self._unguard()
             pairs.clear()  # an exception that somebody keeps holds this frame: each later run would double their number
 
-    def _leave_to(self, others: Others | None) -> None:
-        """Note what stays other threads' during this run."""
-        self._others = set() if others is None else others.reach.seen
+    def _begin(
+        self,
+        journal: Journal,
+        pairs: list[ExchangedPair],
+        function: Callable[[], Any],
+        namespaces: list[dict[str, Any]],
+        assume: Callable[[str], None],
+        above: Sequence[dict[str, Any]],
+    ) -> Snapshot:
+        """Note everything, then exchange it; what was noted."""
+        live, others = _live_objects(function, namespaces)
+        self._others = set() if others is None else others.reach.seen  # what stays other threads' during this run
         self._run_copies = Copies(self._others, self.gpu.streams.stand_ins())
+        give_scripted = scripted_let_go(journal, live)
+        keep_event_loops(journal, live.loops, assume)
+        if self._lasting:
+            self._before = {id(tensor): weakref.ref(tensor) for tensor in live.tensors}
+        iterators = Iterators(namespaces)
+        journal.record(functools.partial(iterators.tell, assume))
+        real = Snapshot(self._others)
+        for hooks in itertools.chain.from_iterable(map(_hooks, live.tensors)):
+            real.add_plain(hooks, 1)
+        journal.record(real.restore)
+        note_state(real, live, namespaces, self._run_copies, assume, above, iterators)
+        self._found = self._made
+        real.apply(self._found)
+        if self._start is not None:
+            made_anew = functools.partial(_made_anew, self.gpu)
+            self._start.restore(real.add, made_anew, self._run_copies.original)
+        self._exchange(journal, pairs, live.tensors, give_scripted)
+        self._guard(journal, live.tensors, pairs, others, namespaces, assume)
+        return real
 
     def end_copies(self) -> None:
         """Inside the run, when its code has ended."""
@@ -337,13 +347,6 @@ def _hooks(tensor: torch.Tensor) -> Iterator[Any]:
     if is_plain(tensor):
         tables = [getattr(tensor, name) for name in _HOOKS]
         yield from (table for table in tables if table is not None)
-
-
-def _with_hooks(snapshot: Snapshot, tensors: list[torch.Tensor]) -> Snapshot:
-    """The snapshot, with the hooks of the tensors noted."""
-    for hooks in itertools.chain.from_iterable(map(_hooks, tensors)):
-        snapshot.add_plain(hooks, 1)
-    return snapshot
 
 
 def _replace_in_containers(old: Any, new: Any) -> None:
