@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import contextlib
 import copy
 import functools
 import gc
@@ -368,14 +369,15 @@ def test_what_is_taken_from_the_users_iterators_is_there_again_or_said() -> None
 
     report = DrySession(has_bar=False, is_lasting=False).run(run, [names])
     said = [one.text.split("`")[1] for one in report.assumptions if "of yours" in one.text]
-    generators = [] if sys.version_info >= (3, 11) else ["generator", "called"]
     has_copies = sys.version_info < (3, 14)  # since then those of itertools cannot be copied
-    assert said == [*([] if has_copies else ["cycled", "summed"]), *generators, "begun", "awaited"]
+    gone = [] if sys.version_info >= (3, 11) else ["generator", "begun", "called", "awaited"]
+    assert said == [*([] if has_copies else ["cycled", "summed"]), *gone]
     assert (next(names["cycled"]), next(names["summed"])) == ((0, 1) if has_copies else (1, 3))
-    names["waiting"].close()
+    names["waiting"].close(), names["awaited"].close()
     assert [one.group() for one in names["found"]] == ["a", "b", "c"] and {one.name for one in names["folder"]} == files
-    if not generators:
+    if not gone:
         assert [*names["generator"]] == [*range(9)] and [*names["called"]][1:] == ["b", "c"]
+        assert [*names["begun"]] == [*range(1, 9)]
     for name, one in zip(("listed", "backwards", "keys", "numbered", "pairs", "batches"), iterators, strict=False):
         assert names[name] is one
     rest = [list(itertools.islice(one, 9)) for one in iterators]
@@ -385,6 +387,63 @@ def test_what_is_taken_from_the_users_iterators_is_there_again_or_said() -> None
     written = names["packed"].fileobj
     names["packed"].close()
     assert gzip.decompress(written.getvalue()) == b"before"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="a generator does not refer to its function")
+def test_generators_that_have_begun_give_the_run_items_of_new_ones() -> None:
+    made: list[int] = []
+
+    def batches(sizes: Iterator[int], *, seed: int) -> Iterator[Any]:
+        kept = []
+        for size in sizes:
+            kept.append(size)
+            made.append(seed)
+            yield torch.ones(size, device=device), kept
+
+    def counting(start: int) -> Iterator[int]:
+        while True:
+            start += 1
+            yield start
+
+    @contextlib.contextmanager
+    def entered() -> Iterator[None]:
+        made.append(-1)
+        yield
+        made.append(-2)
+
+    def growing(own: list[int]) -> Iterator[list[int]]:
+        while True:
+            own.append(len(own))
+            yield list(own)
+
+    device = "cpu"
+    names: dict[str, Any] = {
+        "growing": growing([]),
+        "stream": batches(iter([4, 8, 16]), seed=7), "inside": {"pairs": zip(batches(iter([1, 2]), seed=8), "ab", strict=True)},
+        "counting": counting(3), "opened": entered(), "sent": batches(iter([3]), seed=9), "made": made,
+    }  # fmt: skip
+    _first, kept = next(names["stream"])
+    next(names["inside"]["pairs"]), next(names["counting"]), names["opened"].__enter__(), next(names["sent"])
+    before = list(made)
+    assert next(names["growing"]) == [0]
+
+    def run() -> None:
+        assert next(names["growing"]) == [0, 1]
+        assert [(len(one), sizes) for one, sizes in names["stream"]] == [(8, [8, 16]), (16, [8, 16])]
+        assert [letter for _, letter in names["inside"]["pairs"]] == ["b"]
+        for refused in (names["counting"].__next__, lambda: names["opened"].__exit__(None, None, None)):
+            with pytest.raises(RuntimeError, match="without taking them from you"):
+                refused()
+        with pytest.raises(RuntimeError, match="without taking them from you"):
+            names["sent"].send(1)
+
+    report = DrySession(has_bar=False, is_lasting=False).run(run, [names])
+    assert [one.text.split("`")[1].rpartition(".")[2] for one in report.assumptions] == ["growing", "batches"]
+    assert next(names["growing"]) == [0, 1]
+    assert made == before and kept == [4] and next(names["counting"]) == 5
+    assert [(len(one), sizes) for one, sizes in names["stream"]] == [(8, [4, 8, 16]), (16, [4, 8, 16])]
+    names["opened"].__exit__(None, None, None)
+    assert made[-1] == -2
 
 
 @pytest.mark.skipif(not (3, 11) <= sys.version_info < (3, 14), reason="itertools cannot be copied since 3.14")

@@ -130,7 +130,8 @@ class TensorExchange:
         if self._lasting:
             self._before = {id(tensor): weakref.ref(tensor) for tensor in live.tensors}
         iterators = Iterators(namespaces)
-        journal.record(functools.partial(iterators.tell, assume))
+        for tell in (self._run_copies.tell, iterators.tell):
+            journal.record(functools.partial(tell, assume))
         real = Snapshot(self._others)
         for hooks in itertools.chain.from_iterable(map(_hooks, live.tensors)):
             real.add_plain(hooks, 1)

@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import copy
 import ctypes
+import dis
 import functools
 import gc
 import inspect
@@ -42,7 +43,8 @@ with os.scandir() as _entries:
 _EXCHANGED = frozenset(
     (
         *_OF_CONTAINERS, *_OF_OTHERS, *_REFUSING, _EPOLL, dataloader._SingleProcessDataLoaderIter,
-        torch.Stream, torch.Event, types.GeneratorType, sqlite3.Connection, sqlite3.Cursor, contextvars.Context,
+        torch.Stream, torch.Event, types.GeneratorType, types.CoroutineType,
+        sqlite3.Connection, sqlite3.Cursor, contextvars.Context,
     )
 )  # fmt: skip
 MOST_COPIED_BYTES = 1 << 24  # of one database
@@ -63,6 +65,7 @@ class Copies:
         self._stand_ins = stand_ins or {}
         self._made: dict[int, tuple[Any, Any]] = {}
         self._originals: dict[int, Any] = {}  # by the identity of the copy
+        self._begun: list[_Anew] = []
 
     def give(self, container: Any) -> None:
         """Exchange what a dict, a list, a deque or a tuple holds."""
@@ -71,6 +74,8 @@ class Copies:
             items = list(container.items() if isinstance(container, dict) else enumerate(container))
             for key, value in items:
                 found = self.of(value)
+                if key == "gen" and type(found) is _Anew:  # of a context that was entered: the run cannot leave it
+                    found = _Refusing(types.GeneratorType)
                 if found is not None:
                     put(key, found)
 
@@ -87,7 +92,7 @@ class Copies:
             return None
         if id(one) not in self._made:
             make = self._new_cursor if kind is sqlite3.Cursor else self._stand_ins.get(kind)
-            made = make(one) if make is not None else _copied(one, _DEEP)
+            made = make(one) if make is not None else _copied(one, _DEEP, self._begun)
             self._made[id(one)] = one, made
             if made is not None:
                 self._originals[id(made)] = one
@@ -95,10 +100,21 @@ class Copies:
 
     def end(self) -> None:
         """Close the run's generators, inside the run: what they do at their end is part of it."""
-        for _original, made in self._made.values():
-            if isinstance(made, types.GeneratorType):
+        for made in (*(made for _original, made in self._made.values()), *self._begun):
+            if isinstance(made, (types.GeneratorType, types.CoroutineType, _Anew)):
                 with contextlib.suppress(Exception):  # of the user's code
                     made.close()
+
+    def tell(self, assume: Callable[[str], None]) -> None:
+        """Say of which generators the run took the items from new ones."""
+        for name in dict.fromkeys(one.name for one in self._begun if one.is_used):
+            assume(
+                _(
+                    "`{name}` is a generator of yours that had begun: the dry run took items from a new one, which"
+                    " begins anew",
+                    name=name,
+                )
+            )
 
     def has_made(self, one: Any) -> bool:
         """Whether an object is such a copy, which ends with the run."""
@@ -143,8 +159,8 @@ def _is_digest(kind: type) -> bool:
     return is_known and hasattr(kind, "copy")
 
 
-def _copied(one: Any, depth: int) -> Any:
-    """An independent copy; None where none can be made."""
+def _copied(one: Any, depth: int, begun: list[_Anew]) -> Any:
+    """An independent copy; None where none can be made. ``begun`` grows by what stands for generators that have."""
     kind = type(one)
     if _is_digest(kind) or kind is contextvars.Context:
         return one.copy()
@@ -152,8 +168,10 @@ def _copied(one: Any, depth: int) -> Any:
         return copy.copy(one)
     if kind in _REFUSING:
         return _Refusing(kind)
-    if kind is types.GeneratorType:
-        return _begun_anew(one, depth)
+    if kind in (types.GeneratorType, types.CoroutineType):
+        with contextlib.suppress(_NoCopyError):
+            return _begun_anew(one, depth, begun)
+        return None
     if kind is _EPOLL:  # what it waits for is the same, and is put back; the run can close its own
         return None if one.closed else kind.fromfd(os.dup(one.fileno()))
     if isinstance(one, dataloader._SingleProcessDataLoaderIter):
@@ -166,9 +184,9 @@ def _copied(one: Any, depth: int) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # itertools' could be copied up to Python 3.13
             make, args, *state = one.__reduce__()
-            made = make(*(_part(each, depth) for each in args))
+            made = make(*(_part(each, depth, begun) for each in args))
             if state and state[0] is not None:  # ``accumulate``, before the first
-                made.__setstate__(_part(state[0], depth))
+                made.__setstate__(_part(state[0], depth, begun))
     except (TypeError, _NoCopyError):
         return None
     return made
@@ -178,9 +196,9 @@ class _NoCopyError(Exception):
     """An iterator inside another one cannot be copied: a generator, say."""
 
 
-def _part(one: Any, depth: int) -> Any:
+def _part(one: Any, depth: int, begun: list[_Anew]) -> Any:
     if type(one) is tuple:
-        return tuple(_part(each, depth) for each in one)
+        return tuple(_part(each, depth, begun) for each in one)
     if type(one) is list:  # what ``cycle`` has seen
         return list(one)
     if not hasattr(type(one), "__next__"):
@@ -190,8 +208,8 @@ def _part(one: Any, depth: int) -> Any:
     if isinstance(one, _ROWS):  # of ``chain``, whose items are iterated over
         rest = [*copy.copy(one)]
         if any(hasattr(type(item), "__next__") for item in rest):
-            return iter([_part(item, depth - 1) for item in rest])
-    made = _copied(one, depth - 1)
+            return iter([_part(item, depth - 1, begun) for item in rest])
+    made = _copied(one, depth - 1, begun)
     if made is None:
         raise _NoCopyError
     return made
@@ -207,13 +225,7 @@ class _Refusing:
         return self
 
     def __next__(self) -> Any:
-        raise RuntimeError(
-            _(
-                "A dry run cannot take items from a {kind} that was made before it without taking them from you: make"
-                " it in the cell, or make a list of it.",
-                kind=self._kind,
-            )
-        )
+        raise RuntimeError(_words_of_refusal(self._kind))
 
     def __enter__(self) -> _Refusing:
         return self
@@ -224,23 +236,102 @@ class _Refusing:
     close = __exit__
 
 
-def _begun_anew(one: types.GeneratorType[Any, Any, Any], depth: int) -> Any:
-    """A generator of the same function and arguments, if no item was taken yet; its frame refers to the function."""
-    code = one.gi_code
-    if inspect.getgeneratorstate(one) != inspect.GEN_CREATED or depth == 0:
+def _words_of_refusal(kind: str) -> str:
+    return _(
+        "A dry run cannot take items from a {kind} that was made before it without taking them from you: make it in"
+        " the cell, or make a list of it.",
+        kind=kind,
+    )
+
+
+class _Anew:
+    """In place of a generator that has begun: what it would do next cannot be copied, so ``make`` makes a new one of
+    the same function and arguments when the run takes the first item."""
+
+    def __init__(self, name: str, make: Callable[[], Any]) -> None:
+        self.name = name
+        self._make = make
+        self._made: Any = None
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the run took items from it."""
+        return self._made is not None
+
+    def __iter__(self) -> _Anew:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def send(self, value: Any) -> Any:
+        """The next item; a value is for a place in the code where a new one is not yet."""
+        if self._made is None and value is not None:
+            self.throw()
+        self._made = self._make() if self._made is None else self._made
+        return self._made.send(value)
+
+    def throw(self, *_error: Any) -> Any:
+        """Refused, as the user's goes on from another place."""
+        raise RuntimeError(_words_of_refusal("generator"))
+
+    def close(self) -> None:
+        """The user's stays open."""
+        if self._made is not None:
+            self._made.close()
+
+
+def _begun_anew(one: Any, depth: int, begun: list[_Anew]) -> Any:
+    """A generator or coroutine of the same function and arguments; its frame refers to the function.
+
+    An expression with one loop goes on where it is: the loop's iterator is its argument.
+    """
+    is_generator = type(one) is types.GeneratorType
+    state = inspect.getgeneratorstate(one) if is_generator else inspect.getcoroutinestate(one)
+    has_begun = state == inspect.GEN_SUSPENDED
+    if depth == 0 or not (state.endswith("CREATED") or has_begun):
         return None
+    frame, code = (one.gi_frame, one.gi_code) if is_generator else (one.cr_frame, one.cr_code)
     functions = [each for each in gc.get_referents(one) if isinstance(each, types.FunctionType)]
     made_by = [each for each in functions if _origin(each.__code__) == _origin(code)]  # loops are compiled anew
     if not made_by:  # before Python 3.11
         return None
-    given = variables_of(one.gi_frame)  # type: ignore[arg-type]  # until it is closed
-    count = code.co_argcount
-    names, keywords = code.co_varnames[:count], code.co_varnames[count : count + code.co_kwonlyargcount]
-    rest = code.co_varnames[count + code.co_kwonlyargcount :]
-    more = given[rest[0]] if code.co_flags & inspect.CO_VARARGS else ()
-    others = given[rest[bool(code.co_flags & inspect.CO_VARARGS)]] if code.co_flags & inspect.CO_VARKEYWORDS else {}
-    args = [_part(given[name], depth) for name in names]
-    return made_by[0](*args, *more, **{name: _part(given[name], depth) for name in keywords}, **others)
+    changed = {each.argval for each in dis.get_instructions(code) if each.opname.startswith(("STORE_", "DELETE_"))}
+    if has_begun and changed.intersection(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]):
+        return _Refusing(type(one))  # what it was called with is gone
+    make = functools.partial(made_by[0], *_positional(frame, depth, begun), **_by_name(frame, depth, begun))
+    if not has_begun or _has_one_loop(code):
+        return make()
+    begun.append(_Anew(one.__qualname__, make))
+    return begun[-1]
+
+
+def _positional(frame: types.FrameType, depth: int, begun: list[_Anew]) -> list[Any]:
+    """The arguments that a function which has just been called was given by position."""
+    given, code = variables_of(frame), frame.f_code
+    more = (
+        given[code.co_varnames[code.co_argcount + code.co_kwonlyargcount]] if code.co_flags & inspect.CO_VARARGS else ()
+    )
+    return [*(_part(given[name], depth, begun) for name in code.co_varnames[: code.co_argcount]), *more]
+
+
+def _by_name(frame: types.FrameType, depth: int, begun: list[_Anew]) -> dict[str, Any]:
+    """Those that it was given by name."""
+    given, code = variables_of(frame), frame.f_code
+    end = code.co_argcount + code.co_kwonlyargcount
+    others = (
+        code.co_varnames[end + bool(code.co_flags & inspect.CO_VARARGS)]
+        if code.co_flags & inspect.CO_VARKEYWORDS
+        else ""
+    )
+    own = {name: _part(given[name], depth, begun) for name in code.co_varnames[code.co_argcount : end]}
+    return own | (given[others] if others else {})
+
+
+def _has_one_loop(code: types.CodeType) -> bool:
+    """Whether code is a generator expression over one iterator."""
+    loops = [each for each in dis.get_instructions(code) if each.opname == "FOR_ITER"]
+    return code.co_name == "<genexpr>" and len(loops) == 1
 
 
 def _origin(code: types.CodeType) -> tuple[str, int, str]:

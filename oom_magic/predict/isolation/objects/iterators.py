@@ -15,6 +15,7 @@ from concurrent import futures
 from typing import Any
 
 from oom_magic.language import _
+from oom_magic.predict.isolation.reach import variables_of
 
 _ITERATORS_DEEP = 4  # an iterator over another one's values over ...
 _FRAMES = {
@@ -73,12 +74,16 @@ def _place(one: Any, depth: int = _ITERATORS_DEEP) -> tuple[Any, ...]:
         return one.done(), getattr(one, "_num_cancels_requested", 0)
     if type(one) is types.GeneratorType and inspect.getgeneratorstate(one) == inspect.GEN_CREATED:
         return ()
+    if type(one) is types.CoroutineType and inspect.getcoroutinestate(one) == inspect.CORO_CREATED:
+        return ()
     if type(one) is itertools.count:
         return (repr(one),)
     number = vars(one).get("_num_yielded") if hasattr(one, "__dict__") else None
     if number is not None:
         return (number,)
     frame = getattr(one, _FRAMES[type(one)]) if type(one) in _FRAMES else None  # created on first use
+    if frame is not None:
+        variables_of(frame)  # what holds a copy of them is created, too
     referents = gc.get_referents(one)
     own = (frame is not None and frame.f_lasti, *map(id, referents)) if type(one) in _FRAMES else ()
     inner = [

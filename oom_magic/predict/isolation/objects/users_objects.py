@@ -63,6 +63,11 @@ _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qu
 _OF_EXCEPTIONS = ("__suppress_context__", "args", "__cause__", "__context__", "__traceback__")  # the last first
 _CELL_CONTENTS = vars(types.CellType)["cell_contents"]
 _WALKED = frozenset((*_CONTAINERS, tuple, type, types.FunctionType, types.ModuleType))
+_CODES: dict[type, str] = {
+    types.GeneratorType: "gi_code",
+    types.CoroutineType: "cr_code",
+    types.AsyncGeneratorType: "ag_code",
+}
 _ALIKE = frozenset((*_CONTAINERS, defaultdict, tuple))
 
 
@@ -232,7 +237,7 @@ def _noted(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
     kind = type(one)
     if isinstance(one, threading.Thread):
         notes.add_undo(functools.partial(vars(one).update, {"_name": vars(one).get("_name")}))
-    if isinstance(one, types.MappingProxyType):
+    if isinstance(one, types.MappingProxyType) or _is_users_generator(one):  # its variables: it alone may hold them
         yield from gc.get_referents(one)
     elif isinstance(one, tuple):  # with names
         items = list(one)
@@ -257,6 +262,11 @@ def _noted(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
             yield from before.values()
     elif not isinstance(one, _NO_OBJECTS) and (_is_walked(kind)):  # type: ignore[arg-type]
         yield from _noted_attributes(notes, copies, one)
+
+
+def _is_users_generator(one: Any) -> bool:
+    code = getattr(one, _CODES[type(one)]) if type(one) in _CODES else None
+    return code is not None and is_users_file(code.co_filename)
 
 
 def _is_walked(kind: type) -> bool:
