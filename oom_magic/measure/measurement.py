@@ -134,7 +134,7 @@ class Measurement:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         """Called by torch at the end of every optimizer's step. An interrupt waits for its end."""
-        with Interrupts().waiting(), torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+        with Interrupts().waiting(), torch._C.DisableTorchFunction():
             self._observe_step(optimizer)
 
     def _observe_step(self, optimizer: torch.optim.Optimizer) -> None:

@@ -146,7 +146,7 @@ class Owners:
 def storage_of(tensor: torch.Tensor) -> Storage | None:
     """The bytes of a plain tensor; None where there are none. Code of the tensor's own class is not called."""
     try:
-        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+        with torch._C.DisableTorchFunction():
             storage = tensor.untyped_storage()
             address = storage.data_ptr()
             return (address, storage.nbytes()) if address else None
@@ -158,7 +158,7 @@ def on_cuda(index: int) -> Callable[[torch.Tensor], Storage | None]:
     """Finds storages on one CUDA device."""
 
     def locate(tensor: torch.Tensor) -> Storage | None:
-        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+        with torch._C.DisableTorchFunction():
             return storage_of(tensor) if tensor.is_cuda and tensor.device.index == index else None
 
     return locate
@@ -167,7 +167,7 @@ def on_cuda(index: int) -> Callable[[torch.Tensor], Storage | None]:
 def storage_address(tensor: torch.Tensor) -> int:
     """The device address of a CUDA tensor's storage; 0 for any other tensor and where there is none."""
     try:
-        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+        with torch._C.DisableTorchFunction():
             return tensor.untyped_storage().data_ptr() if tensor.is_cuda else 0
     except (RuntimeError, NotImplementedError, AttributeError):
         return 0
@@ -175,7 +175,7 @@ def storage_address(tensor: torch.Tensor) -> int:
 
 def inner_tensors(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
     """The plain tensors of a tensor: itself, or the parts of a sparse one or of a wrapper such as a DTensor."""
-    with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+    with torch._C.DisableTorchFunction():
         if tensor.layout is not torch.strided:
             return [part(tensor) for part in _SPARSE_PARTS.get(tensor.layout, ())]
     if type(tensor) in _NO_WRAPPERS:  # a failed attribute lookup takes a microsecond
@@ -204,7 +204,7 @@ def find_owners() -> Owners:
     owners = Owners()
     modules, optimizers, tensors = _live_objects()
     for tensor in tensors:
-        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+        with torch._C.DisableTorchFunction():
             is_leaf = tensor.grad_fn is None
             guess = Category.INPUT if is_leaf and not tensor.requires_grad else Category.ACTIVATION
         owners.has_graph |= not is_leaf

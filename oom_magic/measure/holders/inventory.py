@@ -44,7 +44,7 @@ def _first_entry(value: Any) -> Any:
 
 def measure_holder(value: Any, locate: Locate, around: Iterable[Any] = ()) -> HolderSize:
     """The memory that a value holds, except weights of models in ``around`` that its autograd graphs refer to."""
-    with gc_disabled(), torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+    with gc_disabled(), torch._C.DisableTorchFunction():
         tensors = list(tensors_in(value))
         models = [one for one in around if issubclass(type(one), torch.nn.Module)]  # not what their hooks keep
         weights = reach([weight for one in models for weight in _weights_of(one) if weight is not value], locate)

@@ -166,7 +166,7 @@ class _Walk:
     def of_tensor(self, tensor: torch.Tensor) -> list[Any]:
         """Note a tensor's storages; returns the Python objects that it refers to."""
         self._note(tensor, self.reached.own)
-        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+        with torch._C.DisableTorchFunction():
             node = tensor.grad_fn
             gradient = tensor.grad if node is None else None
         if node is not None:
