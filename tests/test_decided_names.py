@@ -146,10 +146,12 @@ def test_what_places_models_and_was_made_without_a_gpu_is_named() -> None:
         def setup(self, model: nn.Module) -> nn.Module:
             return model.to(self.device)
 
-    notebook, _ = module("net = nn.Linear(8, 8)\ndef train():\n    fabric.setup(net)(torch.ones(2, 8))\n")
-    vars(notebook)["fabric"] = Fabric()
-    (assumption,) = om.dry_run(notebook.train).assumptions
-    assert assumption.text.startswith("nothing was put on the GPU: `fabric.device` was set to 'cpu'")
+    for code in ("fabric.setup(net)(torch.ones(2, 8))", "fabric.setup(net)(torch.ones(2, 8, device=fabric.device))"):
+        other = "unused = 'cpu'\n"  # a name with another purpose
+        notebook, _ = module(f"{other}net = nn.Linear(8, 8)\ndef train():\n    print(unused)\n    {code}\n")
+        vars(notebook)["fabric"] = Fabric()
+        (assumption,) = om.dry_run(notebook.train).assumptions
+        assert assumption.text.startswith("nothing was put on the GPU: `fabric.device` was set to 'cpu'")
 
 
 def test_a_class_that_asked_for_the_gpu_is_told_and_followed_there() -> None:

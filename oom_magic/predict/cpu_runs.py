@@ -76,9 +76,9 @@ def stayed_on_cpu(
         with contextlib.suppress(Exception), silenced():
             other = again(presume(names))
             if not _took_memory(other):
-                return None  # the names have another purpose
-            peak = None if other.report is None else other.report.peak_allocated_bytes
-    else:
+                values.clear()  # the names have another purpose
+            peak = None if other.report is None or not values else other.report.peak_allocated_bytes
+    if not values:
         for code in codes:
             values |= cpu_fields(seen, code)
     if not values:

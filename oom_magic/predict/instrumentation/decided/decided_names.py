@@ -277,7 +277,7 @@ def cpu_fields(namespace: Mapping[str, Any], code: CodeType) -> dict[str, Any]:
             fields = {f"{name}.{key}": value for key, value in own.items() if key in used}
             if hasattr(owner, "__dict__") and not isinstance(owner, (torch.Tensor, torch.nn.Module)):
                 with contextlib.suppress(Exception):  # what places models, such as Lightning's Fabric
-                    fields.setdefault(f"{name}.device", owner.device)
+                    fields[f"{name}.device"] = owner.device  # a property of the class, most often
         found |= {field: value for field, value in fields.items() if is_cpu(value)}
     return found
 
