@@ -7,6 +7,7 @@ import re
 import pytest
 
 from oom_magic.explain.evidence.causes import Evidence
+from oom_magic.explain.evidence.clues.author_setting import in_small_letters, said_as
 from oom_magic.explain.evidence.clues.author_words import TOLD, said_in
 from oom_magic.explain.evidence.clues.differences import contrast_in
 from oom_magic.explain.evidence.clues.tried import tried_in
@@ -44,6 +45,12 @@ def test_without_its_words_it_is_not_said():
 def test_the_words_are_those_of_one_sentence():
     text = "It is a U-Net.\nOn two cards another user's process uses the GPU, too. Batch size 4."
     assert said_in(text)["shares_device"] == "On two cards another user's process uses the GPU, too"
+
+
+def test_wordings_are_found_in_small_letters():
+    text = in_small_letters("İ use SFTTrainer, QQ \u4e00")
+    assert text.startswith("İ use sfttrainer")
+    assert said_as(r"\bSFT\S+, (?P<twice>Q)(?P=twice)\W").search(text) is not None
 
 
 @pytest.mark.parametrize(

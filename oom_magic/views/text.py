@@ -103,7 +103,7 @@ def to_text(description: Description, width: int = 80) -> str:
 
 def display_width(text: str) -> int:
     """Columns that ``text`` takes in a terminal: wide (CJK) characters two, combining marks none."""
-    return sum(_character_width(character) for character in text)
+    return len(text) if text.isascii() else sum(_character_width(character) for character in text)
 
 
 def wrap(text: str, width: int = 80) -> list[str]:
@@ -131,6 +131,9 @@ def _character_width(character: str) -> int:
 
 def _pieces(word: str, width: int) -> Iterator[str]:
     """Parts of a word between which a line may end: wide characters, and pieces of a word wider than a line."""
+    if word.isascii() and len(word) <= width:
+        yield word
+        return
     piece, is_long = "", max(map(display_width, _WIDE.split(word))) > width
     for character in word:
         before = piece[-1:]

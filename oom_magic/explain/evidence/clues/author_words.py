@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from oom_magic.explain.evidence.clues.author_setting import OF_THE_RUN, WHEN, words
+from oom_magic.explain.evidence.clues.author_setting import OF_THE_RUN, WHEN, in_small_letters, said_as, words
 from oom_magic.explain.evidence.clues.differences import OBSERVED, contrast_in
 from oom_magic.explain.messages.told import KILLED
 
@@ -49,7 +49,7 @@ _NOTHING_RUNS = (
 TOLD: dict[str, re.Pattern[str]] = {
     **OF_THE_RUN,
     **OBSERVED,
-    "grows": words(
+    "grows": said_as(
         rf"(?<!out of )(?<!out-of-)\b{_MEMORY}\b{_NEAR}{{0,60}}?\b(?:{_RISES})"
         r"(?![^.\n]{0,16}\b(?:batch|resolution|length|limit|fraction|value)\b)",
         # a device that took minutes or hours to fill had room before
@@ -68,22 +68,22 @@ TOLD: dict[str, re.Pattern[str]] = {
         # full only after some epochs
         r"\b(?:gpu|memory|vram|ram)\b(?: \w+){0,3} (?:fill(?:s|ed)?(?: up)?|full) (?:\w+ )?after\b",
     ),
-    "rises_once": words(
+    "rises_once": said_as(
         rf"\b{_MEMORY}\b[^\n]{{0,40}}?\b(?:{_RISES}|more)\b[^.\n]{{0,30}}\b(?:after|from|in|at|since) (?:the )?"
         r"(?:first|1st|second|2nd|one) (?:iteration|step|batch|iter|update)\b",
         r"\b(?:first|1st) (?:iteration|step|batch) (?:\w+ ){0,3}\d[^\n]{0,60}"
         r"\b(?:second|2nd|other|later|next|following)\b[^.\n]{0,40}\d",
     ),
-    "rises_to_a_level": words(
+    "rises_to_a_level": said_as(
         rf"\b{_MEMORY}\b[^\n]{{0,60}}?\b(?:increas\w*|rises?|grows?|goes up|up)\b (?:\w+ ){{0,3}}(?:up )?to "
         r"(?:about |around |~)?\d[\d.,]{0,8}\+?k? ?[mg]i?b?\b[^.\n]{0,40}\b(?:at|after|around|then|and stays?)\b",
     ),
-    "grows_with_new": words(
+    "grows_with_new": said_as(
         r"\bsame (?:inputs?|images?|cases?|files?|prompts?|samples?|batch)\b[^.\n]{0,40}"
         r"(?:n't|\bnot|\bnever|\bno) (?:\w+ )?(?:increas|grow|ris|chang)\w*",
         r"(?:如果)?重复[^\n，。]{0,12}不(?:会|再)?(?:增加|增长|上升|变)",
     ),
-    "training_fits": words(
+    "training_fits": said_as(
         r"(?:训练|微调)时?显存(?:还是|是)?(?:够|足够|正常)",
         r"train\w*\s(?:\w+[ ]){0,4}(?:works?|runs?|is|was|goes|went|are|worked"
         r"|ran)\s?(?:\w+\s)?(?:totally\s)?(?:fine|ok"
@@ -95,19 +95,19 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:during|in|while) training,? (?:\w+ ){0,4}(?:runs?|works?|is|fits) (?:\w+ )?(?:fine|ok|okay|well)\b",
         r"训练(?:过程|时|阶段)?(?:没有|没)?(?:正常|没问题|可以)",
     ),
-    "uses_much": words(
+    "uses_much": said_as(
         r"\b(?:huge|high|large|excessive|enormous|massive|too much|so much|a lot of"
         r"|lots of)\s(?:\w+\s){0,3}(?:memory|vram|ram)\b",
         r"(?:memory|vram|ram) (?:usage|consumption|footprint|use) (?:is|goes|gets) (?:\w+ )?(?:huge|high|large"
         r"|too much)",
         r"(?:\u663e\u5b58|\u5185\u5b58)(?:\u5360\u7528)?(?:\u592a|\u5f88|\u8fc7|\u975e\u5e38)(?:\u5927|\u9ad8|\u591a)",
     ),
-    "loaded": words(
+    "loaded": said_as(
         r"(?:left ?over|left|free|remaining|available)[^.\n]{0,16} after (?:\w+ )?(?:loading|loaded|the model)",
         r"(?:once|after) (?:the |my )?model (?:is|was|has been) (?:fully |completely )?loaded",
         r"models? (?:\w+ )?loads? (?:fine|ok|successfully|without|correctly)", r"(?:load|加载)完(?:成)?(?:了)?模型",
     ),
-    "host_fills": words(
+    "host_fills": said_as(
         r"\bcpu (?:oom|out of memory)\b|\bout[- ]of[- ](?:cpu|host|system)[- ]memory\b",
         r"\b(?:constrained|limited|low|little|insufficient)[- ](?:system|cpu|host|main)"
         r"(?:[/ ](?:system|cpu|host))?[- ](?:ram|memory)\b",
@@ -132,28 +132,28 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\bMem usage {1,8}Increment\b",  # memory_profiler's table
     ),
     # what does not fit on the card goes to the computer's memory, as Windows' driver and some programs do
-    "spills": words(
+    "spills": said_as(
         r"\b(?:vram|gpu|video memory)\b[^.\n]{0,60}\b(?:spill\w*|overflow\w*|leak\w*) (?:over )?in(?:to)? (?:the )?"
         r"(?:system|shared|normal|regular|cpu)?[ -]?(?:ram|memory)\b",
         r"\bshared gpu memory\b",
     ),
-    "page_file": words(
+    "page_file": said_as(
         r"\b(?:fix|help|solv|larg|bigg|increas|enlarg|raise)\w*\b[^.\n]{0,40}"
         r"\b(?:page ?file|paging file|virtual memory)\b"
         r"|\b(?:page ?file|paging file)\b[^.\n]{0,40}\b(?:fix|help|solv|larger|bigger|increas|too small)\w*",
     ),
     "killed": KILLED,
-    "kernel_dies": words(
+    "kernel_dies": said_as(
         r"\b(?:runtime|session|colab) (?:\w+ ){0,2}(?:dies?|died|dying|crash\w*|restart\w*|abort\w*)\b",
         r"\bkernell? (?:\w+ ){0,2}(?:dies|died|dying|dead|restart\w*|crash\w*)|kill(?:s|ed)? the kernell?\b",
         r"(?:内核|kernel)[^\n]{0,8}(?:死|崩溃|重启|挂)",
     ),
-    "resumes": words(
+    "resumes": said_as(
         r"\bresum(?:e|es|ed|ing)\b",
         r"\b(?:train|start|restart|continu|begin)\w* (?:\w+ ){0,2}from (?:a |the |an? old |old )?checkpoint",
         r"恢复训练|断点续训|继续训练",
     ),
-    "saves": words(
+    "saves": said_as(
         rf"{WHEN}(?:model\s|checkpoint\s|ckpt\s)?(?:sav(?:e|es|ing)|checkpointing|merg(?:e|ing)|export(?:s|ing)?"
         r"|convert(?:s|ing)?(?! (?:them|images?|data|to tf|videos?|files?)))\b",
         r"\b(?:export|merge|merging|conversion) (?:process|step|script|stage)\b",
@@ -162,7 +162,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\bsav(?:e|es|ing) (?:the |my |its )?(?:model )?(?:weights?|checkpoints?|ckpt)\b[^.\n]{0,20}\b(?:oom|out of)",
         r"保存(?:模型|权重|ckpt|checkpoint|时)",
     ),
-    "after_while": words(
+    "after_while": said_as(
         r"after (?:a while|(?:a |some )(?:long )?time|some (?:\w+ )?(?:time|iterations?|steps?|epochs?|batches)"
         r"|(?:a few|few|several|many|a couple of|around|about|~|\d[\d,.]{0,14}[kK]?\+?) ?(?:\w+ )?(?:hours?|minutes?"
         r"|mins?|days?|iterations?|iters?|steps?|epochs?|batches|requests?|images?|generations?|runs?|rounds?|episodes?"
@@ -171,16 +171,16 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|mid-?training",
         r"训练(?:了)?(?:一段时间|几个|一会)|过一(?:会|段时间)|中途|跑着跑着",
     ),
-    "room_at_start": words(
+    "room_at_start": said_as(
         r"(?:at (?:the )?(?:very )?(?:beginning|start|first)|in the beginning|initially|first (?:few|steps?|iter"
         r"ations?))[^.\n]{0,40}?\b(?:fine|enough|normal\w*|works?|ok|low|only \d|free|stable|constant)\b",
         r"(?:刚?开始|最初|起初)[^\n。]{0,16}(?:正常|空余|足够|够用|没问题|不高|有余)",
     ),
-    "at_times": words(
+    "at_times": said_as(
         r"\b(?:sometimes|occasionally|randomly|at random|intermittent\w*|from time to time|suddenly|all of a sudden)\b",
         r"有时候?|偶尔|随机|突然",
     ),
-    "repeated_use": words(
+    "repeated_use": said_as(
         r"(?<![\d-])(?<!\d )(?:second|2nd|third|subsequent|next|consecutive|another)"
         r" (?:time|run|generation|inference|image|prompt|call|request|attempt|video|batch of)\b(?! (?:step|epoch))",
         r"switch(?:ing|ed)? (?:between )?(?:models?|checkpoints?|loras?)",
@@ -201,12 +201,12 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|quit)", r"(?:have|need) to restart", r"each time i (?:run|call|generate)",
         r"(?:显存|内存)[^\n，。]{0,8}(?:没有?|不|未|无法)(?:会|能|被|完全)*释放|(?:显存|内存)[^\n，。]{0,6}释放不[了掉]|第二次",
     ),
-    "frees_at_end": words(  # the action that released memory shows what held it
+    "frees_at_end": said_as(  # the action that released memory shows what held it
         r"\b(?:restart|stop|clos|shut)\w*\b[^.\n]{0,60}\b(?:kernel|notebook|container|docker|program|app|server|session)\b"
         r"[^.\n]{0,40}\b(?:clear|free|releas)\w*",
         r"\b(?:resum|restart)\w*\b[^.\n]{0,80}\b(?:back to normal|normal again|drops?|goes down|low again)\b",
     ),
-    "keeps_graph": words(
+    "keeps_graph": said_as(
         r"\b(?:non-?|un)detached", r"without (?:\w+ )?`?\.?item\b",
         r"\b(?:set\w*|with|because of|due to|using) (?:`|\*\*)?(?:retain|create)_graph",
         r"should be [^.\n]{0,30}\.item\(", r"stor(?:ed|ing|es) (?:the )?gradients",
@@ -219,13 +219,13 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|not) call(?:ing)? \w*zero_grad",
         r"计算图[^\n，。]{0,8}(?:释放|保留|[累积]积|越来越)", r"保存了?[^\n，。]{0,12}(?:梯度|计算图)",
     ),
-    "lacks_no_grad": words(
+    "lacks_no_grad": said_as(
         r"\b(?:with|need|add\w*|using|without|missing|forg[eo]t\w*|should|lack\w*|wrap\w*)\b[^.\n]{0,24}"
         r"(?:torch\.)?(?:no_grad|inference_mode)\b(?!\(\)\s?:)",
     ),
-    "predicts_all": words(r"prediction_loss_only ?= ?False|compute_metrics ?=|include_inputs_for_metrics ?= ?True"),
-    "takes_no_share": words(r"preallocat\w*[\"'\]]{0,3} ?[=:] ?[\"']?(?:false|0)\b"),
-    "collects_results": words(
+    "predicts_all": said_as(r"prediction_loss_only ?= ?False|compute_metrics ?=|include_inputs_for_metrics ?= ?True"),
+    "takes_no_share": said_as(r"preallocat\w*[\"'\]]{0,3} ?[=:] ?[\"']?(?:false|0)\b"),
+    "collects_results": said_as(
         r"\bdetach\w* (?:the )?\s?(?:embeddings|outputs|predictions|features|logits)\b",
         r"(?:aggregat|accumulat|collect|concatenat|gather)\w* (?:\w+ ){0,2}(?:predictions|outputs|results"
         r"|logits) (?:on|in) (?:the )?(?:gpu|device|memory)",
@@ -243,7 +243,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:all|every) (?:the )?(?:predictions|outputs|results|logits|features|embeddings) (?:\w+\s){0,3}(?:in"
         r"|into|on|at once)\b",
     ),
-    "shares_device": words(
+    "shares_device": said_as(
         r"(?:other|another|several|two|multiple|\d{1,3} other|\d{1,2}) (?!rollout|worker|rank|loader|child)(?:\w+ )?"
         r"(?:process|program|job"
         r"|codes?|training|experiment|user|notebook|kernel|app(?=s?\b|lication)|instance|script|task|vram consumer"
@@ -267,16 +267,16 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:restart|reboot)(?:ing|ed)?\b[^.\n]{0,40}(?:work|fix|solv|help|\bfine|\bok\b)",
         r"重启[^\n]{0,12}(?:可以|好了|正常)",
     ),
-    "counts_metrics": words(
+    "counts_metrics": said_as(
         r"\btorchmetrics?\b|\bmetrics?\b[^.\n]{0,60}\b(?:leak|reset|accumulat)",
         r"\b(?:leak|accumulat)\w*[^.\n]{0,60}\bmetrics?\b",
     ),
-    "models_beside": words(
+    "models_beside": said_as(
         r"\b(?:other|another|several|two|multiple|\d{1,3})(?: other| different| more)? models?"
         r" (?:is |are |was |were )?(?:also )?(?:running|using|hosted|served|deployed|loaded)",
         r"\b\d{1,3} other models\b",
     ),
-    "left_over": words(
+    "left_over": said_as(
         rf"\b(?:{_GONE})\b[^.\n]{{0,90}}\b(?:{_GPU_MEMORY})\b[^.\n]{{0,50}}\b(?:{_STAYS})",
         rf"\b(?:{_GPU_MEMORY})\b[^.\n]{{0,50}}\b(?:{_STAYS})[^.\n]{{0,90}}\b(?:{_GONE})\b",
         rf"\b(?:{_NOTHING_RUNS})\b[^\n]{{0,120}}\b(?:{_STAYS})",
@@ -291,34 +291,34 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|(?:停止|结束|退出|中断|杀掉|杀死|ctrl ?\+?c)[^\n]{0,16}(?:显存|gpu)[^\n]{0,8}(?:没有?释放|仍|还(?:在|被)"
         r"|占)",
     ),
-    "device_idle": words(
+    "device_idle": said_as(
         r"(?:plenty|enough|sufficient|lots?) (?:of )?(?:free |available )?(?:gpu |video )?(?:memory|vram)",
         r"(?:memory|vram) is (?:available|free)", r"free gpu oom", r"although memory is available",
         r"\bgpus?\b[^.\n]{0,40}\b(?:are|is|was|were) (?:\w+ )?(?:empty|idle|not (?:in use|used))\b",
         r"显存(?:还有|足够|充足)|显存.{0,6}够",
     ),
-    "batch_of_one": words(
+    "batch_of_one": said_as(
         r"\b(?:even|still|only)\b[^.\n]{0,40}batch[ _-]?size[^.\n\d]{0,12}\b1\b(?!\d)",
         r"batch[ _-]?size\s?(?:=|is|:|of|to)?\s?(?:1|one)\b(?!\d)[^.\n]{0,40}(?:\bstill\b|\bbut\b|\balready\b"
         r"|\bcannot\b|\bfails?\b|依然|还是|仍)",
         r"\bbatch[ _-]?size is (?:1|one)\b(?!\d)",
     ),
-    "indexes": words(
+    "indexes": said_as(
         r"IndexError", r"index(?: is)? out of (?:range|bounds)", r"with \d{1,6} ind(?:ex|ic)es",
         r"(?:num_labels|vocab_size|num_embeddings)[^.\n]{0,40}(?:wrong|mismatch|smaller)",
         r"Assertion [`'\"]?(?:index|t >= 0|srcIndex|input_val|-sizes|idx_dim)",
     ),
-    "fragments": words(r"fragment(?:s|ed|ation)\b(?! ?loss)(?![^\n]{0,12}See doc)", r"碎片"),
-    "blames_fragments": words(
+    "fragments": said_as(r"fragment(?:s|ed|ation)\b(?! ?loss)(?![^\n]{0,12}See doc)", r"碎片"),
+    "blames_fragments": said_as(
         r"(?:due to|because of|caused by|lead\w* to) (?:\w+ ){0,2}fragmentation", r"碎片(?:导致|引起|造成)",
     ),
-    "keeps_predictions": words(
+    "keeps_predictions": said_as(
         r"compute_metrics", r"eval_accum\w*_steps(?!\W{0,3}(?:=|:|to|is)\W{0,3}\d)",
         r"(?:累积|积累|保存)(?:所有)?(?:preds|logits|预测)",
         r"preprocess_logits_for_metrics",
         r"metrics?\b[^.\n]{0,40}commented out",
     ),
-    "shuts_down": words(
+    "shuts_down": said_as(
         r"(?:system|computer|machine|pc) (?:shuts? ?down|reboots?|powers? off|restarts?)",
         r"(?:computer|machine|pc) (?:\w+ ){0,3}(?:physically|hard|completely|fully) (?:crash|reboot|freez|hang)\w*",
         r"(?:系统|电脑|机器|服务器)(?:自动|突然|会|直接)?(?:关机|重启|死机)",
@@ -404,10 +404,11 @@ def said_in(text: str) -> dict[str, str]:
     if len(text) > 2 * _LONGEST_STORY:
         text = f"{text[:_LONGEST_STORY]}\n{text[-_LONGEST_STORY:]}"
     said = _NEGATION.sub(r"\1n't", _BLANKS.sub(" ", _QUOTED.sub("", text)))
-    prose = _CODE_LINE.sub(lambda match: " " * len(match.group()), said)
-    sources = ((key, pattern, said if key in _IN_CODE else prose) for key, pattern in TOLD.items())
+    small = in_small_letters(said)
+    prose = in_small_letters(_CODE_LINE.sub(lambda match: " " * len(match.group()), said))
+    sources = ((key, pattern, small if key in _IN_CODE else prose) for key, pattern in TOLD.items())
     matches = {key: match for key, pattern, text in sources if (match := _told(pattern, text, key)) is not None}
-    if "grows" in matches and _told(TOLD["grows"], _COMPARED.sub("", said)) is None:
+    if "grows" in matches and _told(TOLD["grows"], _COMPARED.sub("", small)) is None:
         del matches["grows"]
     has_trained = "training_fits" in matches or not _TRAINS_NOW.search(said)
     if has_trained and _is_titled_training(said):
@@ -421,7 +422,7 @@ def said_in(text: str) -> dict[str, str]:
         match = matches["works_without"]
         start = max(0, match.start() - 2 * _LONGEST_QUOTE)
         before = _MARKS.sub(" ", said[start : match.start()]).partition(" ")[2]
-        quotes["works_without"] = f"… {before}{_MARKS.sub(' ', match.group())}"
+        quotes["works_without"] = f"… {before}{_MARKS.sub(' ', said[match.start() : match.end()])}"
     contrast = contrast_in(said)
     return quotes | ({"sizes_contrast": clause_around(contrast, 0, len(contrast))} if contrast else {})
 
@@ -440,7 +441,7 @@ def clause_around(text: str, start: int, end: int) -> str:
 
 def _is_titled_training(text: str) -> bool:
     """Whether the first line names a training, and nothing that comes after one."""
-    title = text.lstrip()[:_LONGEST_QUOTE].split("\n", 1)[0]
+    title = in_small_letters(text.lstrip()[:_LONGEST_QUOTE].split("\n", 1)[0])
     others = (TOLD[key].search(title) for key in ("infers", "evaluates", "saves"))
     return bool(_TRAINS_NOW.search(title) and not any(others))
 

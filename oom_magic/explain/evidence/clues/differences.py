@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from oom_magic.explain.evidence.clues.author_setting import words
+from oom_magic.explain.evidence.clues.author_setting import said_as, words
 
 _LESS = (
     r"reduc\w*|decreas\w*|lower\w*|small(?:er)?|halv\w*|shrink\w*|shrunk|minimum|down to|chang\w*"
@@ -29,7 +29,7 @@ _RUNS = (
 _UNDENIED = r"(?:(?!n't|\bnot?\b|\bstill\b|\bbut\b)[^.\n])"
 
 OBSERVED: dict[str, re.Pattern[str]] = {
-    "smaller_input_no_help": words(
+    "smaller_input_no_help": said_as(
         rf"\b(?:{_LESS})\b[^.\n]{{0,40}}\b(?:batch\w*|images?|resolution|crops?|inputs?|size|lengths?"
         rf"|samples)\b[^.\n]{{0,40}}\b(?:{_IN_VAIN})",
         r"\b(?:no matter|regardless of)[^.\n]{0,30}\bbatch[ _-]?size",
@@ -40,7 +40,7 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"(?:\w+\s){0,3}(?:(?:doesn|didn|don|does|did|do)(?:'?t|\s?not) (?:\w+ )?(?:help|work|change|solve"
         r"|matter)|no (?:help|effect|difference|use)|makes? no)",
     ),
-    "smaller_batch_helps": words(
+    "smaller_batch_helps": said_as(
         r"(?:reduc|decreas|lower|smaller|small)\w*\s(?:the\s|my\s)?batch[ _-]?size\w*(?:(?!n't|\bnot\b|\bno\b"
         r"|even|still)[^.\n]){0,50}(?:help|work(?!er)|solve|fix(?! it to)|disappear|resolve|ok)",
         r"batch[ _-]?size[^.\n]{0,40}(?:too (?:large|big|high)|is the (?:problem|cause))",
@@ -53,14 +53,14 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"batch[ _-]?size?[^\n]{0,40}(?:太大|过大)",
         r"减[小少](?:了)?\s?batch[ _-]?size?.{0,16}(?:可以|解决|就好|正常)",
     ),
-    "larger_batch_fails": words(
+    "larger_batch_fails": said_as(
         r"(?:enlarg|increas|rais|extend)\w*\s(?:the\s)?(?:context|sequence|max\w*|prompt|input)[ _-]?(?:length|size"
         r"|tokens|len)?",
         r"\b(?:batch(?:[ _-]?size)?|frames?|images?) (?:larger|bigger|greater|higher|more) than \d",
         r"\b(?:set|increas\w*|rais\w*|chang\w*|put)\s(?:the\s|my\s)?(?:max[_ ]tokens|batch[_ ]?size|num[_ ]workers"
         r"|frames?|length)\s?(?:=|to|as)?\s?(?:an? )?(?:big|large|high|\d{3,})",
     ),
-    "larger_input_fails": words(
+    "larger_input_fails": said_as(
         r"(?:images?|inputs?|sequences?|samples?|videos?|resolution|crops?|tiles?|graphs?|data|scenes?"
         r"|point clouds?|files?"
         r"|texts?|prompts?|audios?|clouds?|dataset)\s(?:size\s)?(?:is|are|was|were|get|gets)?\s?(?:so|too|very|quite)\s"
@@ -85,13 +85,13 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"ground[- ]truths? per im|(?:gt|ground[- ]truth)[_ ](?:b?box(?:es)?)\b|bbox_overlaps|label assign\w*"
         r"|pairwise_iou",
     ),
-    "smaller_model_works": words(
+    "smaller_model_works": said_as(
         r"\b\d{1,3}b\b (?:\w+ ){0,3}(?:can be \w+ (?:success\w*|without|fine)|works?\b"
         r"|runs? (?:fine|ok|well)|is (?:fine|ok))",
         r"\bsmaller models? (?:\w+ ){0,2}(?:works?|runs?|loads?|fits?|is fine|are fine)\b",
         r"小(?:一点的)?模型(?:就|都|则)?(?:可以|没问题|正常)",
     ),
-    "smaller_input_works": words(
+    "smaller_input_works": said_as(
         r"(?:small(?:er)?|low(?:er)?|short(?:er)?)[- ](?:\w+ )?(?:set|subset|data\w*|images?|quality|resolution|inputs?"
         r"|sequences?|samples?|graphs?|scenes?|files?|size)\b[^\n]{0,40}(?<!the )(?<!my )(?<!this )\b"
         r"(?:works?\b|fine|ok|not a problem|no problem|good|success\w*|runs?\b)",
@@ -100,14 +100,14 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"max(?:imum)? \w+ (?:i can use|that works|without oom)",
         r"\bwith \d{1,3}k (?:\w+ )?(?:loads|works|runs|fits)\b",
     ),
-    "adam_costs": words(
+    "adam_costs": said_as(
         r"\badam\w*\b[^.\n]{0,40}\b(?:oom|out of memory|more memory|double|twice|memory error|throws|runs out)",
         r"(?:oom|out of memory|memory)\b[^.\n]{0,30}\b(?:with|using|us(?:e|ing)|for) \badam",
         r"\bsgd\b[^.\n]{0,60}\b(?:works?|fine|ok|fits|runs|no (?:oom|problem))", r"(?:switch"
         r"|chang)\w* (?:\w+ ){0,4}(?:to|from) \b(?:sgd|adam\w*|adafactor)",
         r"\d ?gi?b for (?:the )?optimi[sz]er", r"(?:8[- ]?bit[ -]?adam|adafactor)[^.\n]{0,40}(?:work|fits|help|solv)",
     ),
-    "smaller_share_helps": words(
+    "smaller_share_helps": said_as(
         r"(?:lower|reduc|decreas|smaller)\w*\s(?:the\s)?`?(?:--)?(?:gpu[-_ ]?)?(?:memory|mem)[-_ ]?(?:ratio"
         r"|fraction|utili[sz]ation)(?![^\n]{0,160}(?:n't|\bnot?) (?:\w+ )?(?:help|solv|fix|work|change))",
         r"preallocat\w+[^.\n]{0,40}(?:help|fix|solv|works)"
@@ -115,15 +115,15 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"(?![^.]{0,80}\b(?:still|same (?:error|problem|issue))\b)",
         r"\b(?:fix\w*|solv\w*|workaround|help\w*|works?)\b[^.\n]{0,60}preallocat",
     ),
-    "unpinning_helps": words(
+    "unpinning_helps": said_as(
         r"\bfix(?:e[sd])?\b[^\n]{0,60}disable[-_ ]pinned",
         r"disabl\w+[-_ ]pinned[-_ ]memory\b[^\n]{0,60}\b(?:fix|solv|help|works?\b|runs?\b)",
     ),
-    "full_at_any_size": words(
+    "full_at_any_size": said_as(
         r"\b(?:memory|vram)\b[^.\n]{0,30}\b(?:full\w*|all|occupied|used|taken)\b[^.\n]{0,30}"
         r"\b(?:no mat+er|regardless|whatever|any)\b[^.\n]{0,16}batch",
     ),
-    "works_without": words(
+    "works_without": said_as(
         rf"\b(?:{_OUT})\b{_UNDENIED}{{0,80}}?\b{_RUNS}",
         rf"\bif (?:i|we|you) (?:do(?:n't| not)|didn't) (?:add|use|set|enable)\b{_UNDENIED}{{0,80}}?"
         r"\b(?:fine(?![- ]?tun)|ok|normal|works?)\b",
@@ -131,7 +131,7 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"[^.\n]{0,60}",
         r"(?:去掉|关闭|关掉|不用|禁用|注释掉?)[^\n，。]{0,20}(?:就?(?:可以|正常|好了|没问题))",
     ),
-    "ran_before": words(
+    "ran_before": said_as(
         r"\bsame (?:code|script|settings?|parameters?|config\w*|command|batch[ _-]?size|data ?set)\b[^.\n]{0,60}"
         r"\b(?:worked|ran|was running|used to (?:work|run))\b",
         r"\b(?:worked|ran|was running) (?:\w+ ){0,3}(?:before|yesterday|last (?:week|night|month)|previously"

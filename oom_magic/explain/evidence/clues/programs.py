@@ -277,7 +277,8 @@ PROGRAMS: tuple[Program, ...] = (
         default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.4),
     ),
     Program(
-        "pictures", "a program that generates images or videos", TOLD["makes_pictures"],
+        "pictures", "a program that generates images or videos",
+        re.compile(TOLD["makes_pictures"].pattern, re.I | re.A),
         (_stage("loading", r"(?i)(?:trying|try|tried|unable|fails?) to load\b|(?:oom|memory)\w* (?:on|when|while"
                            r"|during) load", Cause.WEIGHTS_TOO_BIG, 0.55),),
         remedies=("smaller_image", "diffusers_vae", "quantized_model", "pictures_offload"),
