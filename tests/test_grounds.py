@@ -154,7 +154,45 @@ def test_a_log_is_read_without_its_repeats():
         ),
         pytest.param(
             "CUDA out of memory. Tried to allocate 44.00 MiB (GPU 0; 11.76 GiB total capacity; 9.73 GiB already allocated; 83.31 MiB"
-            " free; 10.08 GiB reserved in total by PyTorch)", ["does not say why"], ["Why: Fragmentation"], id="few pieces",
+            " free; 10.08 GiB reserved in total by PyTorch)", ["often in such reports"], ["Why: Fragmentation"], id="few pieces",
+        ),
+        pytest.param(
+            "SDXL LoRA needs how much of 12 GB?\nlr = 1\nbatch = 2\nrank = 4\nsteps = 9\n```\n    return t.to(device, non_blocking)\n"
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 11.76 GiB total capacity; 10.62 GiB"
+            " already allocated; 11.06 MiB free; 10.76 GiB reserved in total by PyTorch)",
+            ["loading weights"], ["microbatch"], id="the line before a message in a fence of its own",
+        ),
+        pytest.param(
+            "- Windows\n- 17 images of 1024x1024, SDXL\nCUDA out of memory. Tried to allocate 512.00 MiB (GPU 0; 12.00 GiB total"
+            " capacity; 1.33 GiB already allocated; 8.57 GiB free; 1.36 GiB reserved in total by PyTorch)",
+            ["page file", "8.57 GiB were free"], ["attention scores"], id="no picture's scores where there is room",
+        ),
+        pytest.param(
+            "GRPO, colocated: RuntimeError: CUDA Error: out of memory at cumem_allocator.cpp:62\nswift rlhf --model Qwen3-VL-32B"
+            " --use_vllm true --vllm_gpu_memory_utilization 0.3 --max_length 8192",
+            ["generation beside the training"], ["Shorter sequences", "--model MODEL"], id="a generator that wakes up",
+        ),
+        pytest.param(
+            "Is there a fix? I fine-tune with GRPO.\nfrom trl import GRPOConfig, GRPOTrainer\nmodel = AutoModel.from_pretrained(x)\n"
+            "The memory suddenly increases and it goes out of CUDA memory",
+            ["microbatch"], ["enumerate", "with torch.autocast"], id="a Trainer that is only imported",
+        ),
+        pytest.param(
+            "OOM during saving checkpoint, LoRA\nTraceback (most recent call last):\n"
+            '  File "transformers/trainer.py", line 2291, in _maybe_log_save_evaluate\n    self._save_checkpoint(model, trial)',
+            ["copy of the weights"], ["StateDictOptions", "logits of every batch"], id="no ranks, no shards",
+        ),
+        pytest.param(
+            "OOM when applying inference on videos with higher resolution", ["memory ran out"], ["device memory"],
+            id="a video is no device",
+        ),
+        pytest.param(
+            "After adding print statements I see that VRAM usage consistently increases in the loop, then OOM", ["keeps growing"],
+            ["half as much"], id="what was added to watch",
+        ),
+        pytest.param(
+            "Evicted: The node was low on resource: memory. Container egg was using 5053216Ki, which exceeds its request of 0.",
+            ["requests.memory"], ["limits.memory"], id="a node without memory",
         ),
         pytest.param(
             "Loading the data set consumes around 316GB of RAM. Is there a way to reduce this?",

@@ -426,13 +426,13 @@ _OF_SCORES = (
             ["mentions large inputs", "one pass"], id="a title that names a training",
         ),
         pytest.param(
-            "CUDA out of memory, I would like to support long videos in the future.\nThe demo fails on a 3090.", ["does not say why"],
+            "CUDA out of memory, I would like to support long videos in the future.\nThe demo fails on a 3090.", ["often in such reports"],
             ["mentions large inputs"], id="what is planned has not failed",
         ),
         pytest.param(
             "微调时总是显示 CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 23.67 GiB total capacity; 23.15 GiB already"
             " allocated; 10.25 MiB free; 23.27 GiB reserved in total by PyTorch) If reserved memory is >> allocated memory try setting"
-            " max_split_size_mb to avoid fragmentation.，而且无论怎么调低分辨率都会爆显存", ["does not say why"],
+            " max_split_size_mb to avoid fragmentation.，而且无论怎么调低分辨率都会爆显存", ["often in such reports"],
             ["resolution", "smaller inputs"], id="tried in the same sentence as the message",
         ),
         pytest.param(
@@ -440,7 +440,7 @@ _OF_SCORES = (
             " memory increases until then.", ["keeps growing"], ["which size runs"], id="a larger dataset is no larger step",
         ),
         pytest.param(
-            "My video workflow in ComfyUI gives OOM on a 4070TI 12GB", ["does not say why"], ["If so", "tiles", "lowvram"],
+            "My video workflow in ComfyUI gives OOM on a 4070TI 12GB", ["often in such reports"], ["If so", "tiles", "lowvram"],
             id="a guess has no advice",
         ),
     ],

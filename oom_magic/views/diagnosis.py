@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from oom_magic.explain.evidence.clues.programs import PROGRAMS, PROGRAMS_BY_KEY
 from oom_magic.explain.evidence.judging import meaning_of
 from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.messages.failure import Failure
+from oom_magic.explain.messages.told import says_only_killed
 from oom_magic.explain.remedies.from_text.choice import AGAINST, is_named_by_message, printed_by_message
 from oom_magic.explain.remedies.from_text.kind_of_run import is_evaluation, trains
 from oom_magic.explain.remedies.from_text.lines import code_of
@@ -99,7 +100,7 @@ _LESS_INPUT = (
 )  # fmt: skip
 _AS_CHECKED = ("smaller_input", "smaller_items", "smaller_batch_plain")  # what the check for a cause of inputs says
 # Changes that show in the same way whether what they release was the cause.
-_RELEASING = ("map_location_cpu", "own_device", "no_grad", "no_retain_graph")
+_RELEASING = ("map_location_cpu", "own_device", "no_grad", "no_retain_graph", "driver_limit")
 # Checks that are worth making though the cause is certain: they say how much was missing.
 _SAYS_HOW_MUCH = ("check_host_ram_slurm", "check_host_ram_pod", "check_host_ram_windows")
 _RESERVING_KEYS = ("program_reserves", "told_generation", "meaning_jax_launch")
@@ -349,6 +350,7 @@ def _evidence(diagnosis: Diagnosis) -> Iterator[Block]:
     lang = diagnosis.lang
     first = _said_first(diagnosis)
     items = [one for one in _located(diagnosis) if one != first and one.key not in _SAYS_LITTLE]
+    items = [one for at, one in enumerate(items) if not _is_quoted_before(one, items[:at])]
     sentences = [_with_its_words(one, lang) for one in items]
     if diagnosis.frameworks or diagnosis.systems:
         names = ", ".join((*diagnosis.frameworks, *diagnosis.systems))
@@ -359,6 +361,12 @@ def _evidence(diagnosis: Diagnosis) -> Iterator[Block]:
     if sentences:
         blocks = tuple(Sentence(f"• {text}") for text in sentences)
         yield Details(translate("heading_evidence", lang), blocks)
+
+
+def _is_quoted_before(item: Evidence, others: Sequence[Evidence]) -> bool:
+    """Whether the author's words have been shown for something else that they say."""
+    words = str(item.values.get("quote", "")).strip("… ")
+    return any(words and words in str(one.values.get("quote", "")) for one in others)
 
 
 def _with_its_words(item: Evidence, lang: Language) -> str:
@@ -396,6 +404,9 @@ def _is_worth_confirming(one: PossibleCause, diagnosis: Diagnosis) -> bool:
         return False
     if is_seen_already(one.cause, diagnosis.told) and one.check.key not in _SAYS_HOW_MUCH:
         return False
+    failure = diagnosis.main_failure
+    if failure is not None and failure.format == "told_host" and not says_only_killed(failure.text):
+        return False  # it is what the text says
     first = diagnosis.remedies[0].key if diagnosis.remedies else ""
     is_tried_by_it = first in _RELEASING or (first in _LESS_INPUT and one.cause in INPUT_CAUSES)
     is_evaluated = any(remedy.needed_bytes is not None for remedy in diagnosis.remedies)

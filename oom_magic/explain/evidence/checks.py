@@ -31,7 +31,7 @@ _COUNTERS = {
 # What the author has seen already: the check would show no more.
 _SETTLED_BY = {
     Cause.ACTIVATIONS: {"smaller_batch_helps", "smaller_input_works", "sizes_contrast"},
-    Cause.HOST_RAM: {"host_fills"},
+    Cause.HOST_RAM: {"host_fills", "uses_much"},
     Cause.LEAK_OR_RETAINED_REFERENCE: {"grows"},
     Cause.OTHER_PROCESS: {"left_over"},
 }
@@ -96,7 +96,7 @@ def _check_of_work(cause: Cause, clues: Clues) -> Evidence:
         return Evidence(f"check_{cause.value}_inference")
     trains = clues.is_training or clues.tells_of_training
     is_shown = "shows_code" in clues.shown or not (clues.has_prose or clues.frames)
-    if cause is Cause.WEIGHTS_TOO_BIG and not (trains or is_shown):
+    if cause is Cause.WEIGHTS_TOO_BIG and (clues.phase == "saving" or not (trains or is_shown)):
         return Evidence(f"check_{cause.value}_inference")
     if "splats" in clues.run.told and trains and cause in (Cause.ACTIVATIONS, Cause.WEIGHTS_TOO_BIG):
         return Evidence("check_gaussians")

@@ -101,6 +101,7 @@ _FIXED: dict[str, tuple[Cause, Confidence]] = {
     "slurm_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
     "scheduler_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
     "pod_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "pod_evicted": (Cause.HOST_RAM, Confidence.CERTAIN),
     "ray_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
     "sglang": (Cause.MEMORY_FRACTION_LIMIT, Confidence.CERTAIN),
     "sd_webui": (Cause.ACTIVATIONS, Confidence.LIKELY),

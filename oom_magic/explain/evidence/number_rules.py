@@ -312,7 +312,7 @@ def observations(failure: Failure) -> Iterator[Evidence]:
     if failure.free_bytes is not None and requested is not None and failure.free_bytes >= requested:
         yield _free_above_request(failure)
         yield Evidence("why_not_granted")
-    if held is None:
+    if held is None and requested is None:
         yield Evidence(f"meaning_{failure.format}")
 
 

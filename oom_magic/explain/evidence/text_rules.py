@@ -36,7 +36,7 @@ _BY_FAULT = {
 _GATHERS = re.compile(
     r"nested_concat|torch_pad_and_concatenate|pad_across_processes|gather_for_metrics|preds_host|\bpreds = logits"
     r"|all_preds"
-    r"|_maybe_log_save_evaluate|all_gather_object|\.gather\(.*logits"
+    r"|_maybe_log_save_evaluate(?![\s\S]{0,400}_save_checkpoint)|all_gather_object|\.gather\(.*logits"
 )
 _OF_DATA = ("rapids", "thrust", "cupy", "numba")
 _CHECKPOINT_LOAD = re.compile(
@@ -57,6 +57,7 @@ _WITHOUT = (
         words(r"\blogg\w*|\bmetrics?\b|\bcallbacks?\b|\bhooks?\b|retain_graph|\bhistory\b"),
     ),
 )
+_OF_ITS_ALLOCATOR = re.compile(r"cumem_allocator")  # vLLM's, which wakes up beside a training
 _IN_GENERATION = re.compile(r"[/\\](?:vllm|sglang)[/\\]")
 _HEADS_TIMES_BYTES = frozenset(heads * count for heads in (1, 5, 8, 10, 16, 20, 24) for count in (2, 4, 8, 16))
 _LAST_STRAW_SHARE = 0.01  # of the device: a request so small says little of what had filled it
@@ -94,7 +95,7 @@ def text_rules(failure: Failure | None, clues: Clues, text: str) -> Iterator[Sup
     yield from _gathering(clues)
     yield from _code(clues)
     yield from _program(failure, clues)
-    if "generates_beside" in clues.run.told and _IN_GENERATION.search(clues.trace):
+    if "generates_beside" in clues.run.told and (_IN_GENERATION.search(clues.trace) or _OF_ITS_ALLOCATOR.search(text)):
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.6, Evidence("told_generation"))
         yield Support(Cause.ACTIVATIONS, -0.5)
     yield from _one_input(failure, clues)
@@ -119,7 +120,8 @@ def named_tensor(failure: Failure | None, clues: Clues, text: str) -> Iterator[S
     """The innermost lines of the traceback name the tensor, or the size asked for is that of a picture's scores."""
     is_large = failure is not None and (failure.requested_bytes or 0) >= SMALL_FIRST_REQUEST
     makes = _OF_LATENTS & clues.run.told or not (clues.is_training or clues.tells_of_training)  # not: reads pictures
-    if failure is not None and is_large and clues.tensor is None and makes:
+    has_room = failure is not None and (failure.free_bytes or 0) >= (failure.requested_bytes or 0)
+    if failure is not None and is_large and clues.tensor is None and makes and not has_room:
         # Of several sizes that fit the smallest failed, too.
         for sides, positions in sorted(picture_positions(text).items(), key=lambda one: one[1]):
             if _are_scores(failure.requested_bytes or 0, positions):

@@ -159,7 +159,8 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("kernel_oom_killer", "cpu", True, r"outofmemory:kill(?:ed)?process|killedbytheoomkiller|invokedoom-?killer"
         r"|memorycgroupoutofmemory"),
     ("kernel_oom_killer", "cpu", True, r"systemd-oomd(?:\[\d{1,10}\])?:?killed|memorypressurefor.{0,120}being\d"),
-    ("pod_oom_kill", "cpu", True, r"reason:oomkilled|oomkilled.{0,40}exitcode:137|nodewaslowonresource:memory"),
+    ("pod_oom_kill", "cpu", True, r"reason:oomkilled|oomkilled.{0,40}exitcode:137"),
+    ("pod_evicted", "cpu", True, r"nodewaslowonresource:memory"),
     ("scheduler_oom_kill", "cpu", True, r"killedbyyarnforexceeding"),
     ("ray_oom_kill", "cpu", True, r"duetothenoderunninglowonmemory|killedduetomemorypressure\(oom\)"),
     ("notebook_host", "cpu", True, r"crashedafterusing(?:all)?availableram|usedallavailableram"),

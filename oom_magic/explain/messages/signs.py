@@ -144,7 +144,8 @@ _SIGNS: tuple[tuple[tuple[tuple[str, ...], ...], tuple[int, ...]], ...] = (
 _BREAK = re.compile(r"\bleaks?\b|\bif\b|\bavoid|\bprevent|\breduc|\bwithout\b|\.(?!\d)|[\n。]", re.I)
 
 OF_DEVICE = re.compile(
-    r"gpu\w*|cuda|hip[a-z]*alloc|v-?ram|\b(?:video|graphics?|device|card|hbm)\b|\bvk_?[a-z]|\bnvmap|\w\.cu\b|[显顯][存卡]"
+    r"gpu\w*|cuda|hip[a-z]*alloc|v-?ram|\b(?:video[- ](?:card|memory|ram)s?|graphics?|device|card|hbm)\b"
+    r"|\bvk_?[a-z]|\bnvmap|\w\.cu\b|[显顯][存卡]"
     r"|видео|grafik|graphique|gr[aá]fica|그래픽|グラ|\b(?:[rg]tx|[345]0[6-9]0)|\b[avh]100",
     re.I | re.A,
 )

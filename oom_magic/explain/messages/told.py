@@ -18,7 +18,7 @@ _SPENT = (
     r"|(?:hits?|reach\w*) (?:the|its) (?:roof|ceiling|limit))"
 )
 _NEAR = r"(?:(?!\b(?:ram|cpu|host|system|not|if|avoid\w*|prevent\w*)\b)[^.\n]){0,36}?"
-_GPU = r"(?:cuda|v-?ram|(?:gpu|video|graphics?|card|device)s?'?(?: memory)?)"
+_GPU = r"(?:cuda|v-?ram|(?:gpu|graphics?|card|device)s?'?(?: memory)?|video[- ](?:cards?|memory|ram))"
 _TOO_MUCH = (
     r"(?:tak(?:e|es|ing)|us(?:e|es|ing)|need\w*|requir\w+|consum\w+|occup\w+) (?:up )?(?:too|so"
     r"|way too) (?:much|large) "
@@ -68,7 +68,7 @@ KILLED = re.compile(
             r"oom[- _]?kill|(?:system|kernel|os) kill(?:ed|s)|terminated abruptly|\bevicted\b",
             r"(?:exit(?:ed)?|code)(?: with)?(?: code| status)?:? ?137\b|exit(?:ed)?(?: code| status):? ?9\b",
             r"(?:died|terminated|ended|exited) (?:with|by|on)[^\n]{0,16}\b(?:signals?[ .:]{0,2}9\b|sigkill)",
-            r"被(?:系统)?(?:自动)?(?:杀死|杀掉|杀|kill)|kill(?:ed)?掉|总是kill",
+            r"被(?:系统)?(?:自动)?(?:杀死|杀掉|杀|kill)|kill(?:ed)?掉|总是kill|oom[^\n，。a-z]{0,4}杀(?:死|掉)",
         )
     ),
     re.I,
@@ -102,6 +102,7 @@ _NO_DEVICE = re.compile(
 _A_QUESTION = re.compile(
     r"是因为|是不是|是否|难道|\b(?:is|was|could) (?:it|this|that) (?:be )?(?:because|due|caused|related)", re.I | re.A
 )
+_FORESEEN = re.compile(r"\b(?:will|would) (?:it|this|that|they|we|i)\b[^.?\n]{0,120}\?", re.I | re.A)
 _END_OF_STATEMENT = re.compile(r"\.(?!\d)|[!?;。！？；\n]")
 _LONGEST_STATEMENT = 120
 _MOST_STATEMENTS = 4
@@ -138,7 +139,9 @@ def _is_killed_for_device(kind: MessageKind, cleaned: str, match: re.Match[str])
 
 
 def _is_asked(cleaned: str, match: re.Match[str]) -> bool:
-    """Whether an author whose program was killed only asks whether memory was the reason."""
+    """Whether an author asks whether memory will run out, or, of a program that was killed, whether it was that."""
+    if any(asked.start() <= match.start() < asked.end() for asked in _FORESEEN.finditer(cleaned, 0, _LONGEST_STORY)):
+        return True
     return bool(_A_QUESTION.search(_statement(cleaned, match)) and KILLED.search(cleaned))
 
 

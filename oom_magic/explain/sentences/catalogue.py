@@ -99,7 +99,7 @@ CATALOGUE: Sentences = {
     "phase_loss": "It failed while computing the loss: {code}",
     "phase_backward": "It failed in the backward pass: {code}",
     "phase_optimizer_step": "It failed in the optimizer step: {code}",
-    "phase_evaluation": "It failed during evaluation, without a visible torch.no_grad(): {code}",
+    "phase_evaluation": "It failed during evaluation or inference: {code}",
     "phase_saving": "It failed while saving a checkpoint: {code}",
     # Evidence: the numbers and lines that a judgement rests on.
     "allocated_above_capacity": (
@@ -447,6 +447,7 @@ CATALOGUE: Sentences = {
     "meaning_pod_oom_kill": (
         "Kubernetes ended the container because it used more RAM than its limit (resources.limits.memory)."
     ),
+    "meaning_pod_evicted": "Kubernetes evicted the pod because its node ran low on RAM.",
     "meaning_sigbus": "The process died of a bus error (signal 7), most often because /dev/shm is full.",
     "meaning_tgi": (
         "Text Generation Inference has no room for the number of tokens that it is configured to process at once."

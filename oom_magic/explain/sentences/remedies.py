@@ -259,6 +259,9 @@ REMEDIES: Sentences = {
         " memory for CUDA's libraries."
     ),
     "remedy_scheduler_memory": "Request more memory from the scheduler (--mem); it is the job's RAM, not the GPU's.",
+    "remedy_pod_request": (
+        "Request the RAM that the pod needs (resources.requests.memory), so that it gets a node with as much."
+    ),
     "remedy_pod_memory": "Raise the memory limit of the container.",
     "remedy_java_heap": "Give Java a larger heap (-Xmx).",
     "remedy_nccl_buffers": "Leave some memory free for NCCL, whose buffers are outside PyTorch's cache.",

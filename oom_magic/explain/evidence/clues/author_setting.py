@@ -50,6 +50,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"pixel_values|multi-?modal|\bmm[-_]|\b(?:vision|images?|pictures?|videos?)\b|[-_]vl\b|llava|mllama",
     ),
     "reads_pictures": said_as(r"[-_]vl\b|\bqwen[\w.-]{0,6}vl\b|llava|mllama|internvl|minicpm-?v|multi-?modal|多模态"),
+    "limits_pixels": said_as(r"max_pixels\W{1,3}\d"),
+    "reinforces": said_as(r"\b(?:grpo|ppo|rloo|rlhf|verl|openrlhf)(?:_?trainer|_?config)?\b"),
     "maps_devices": said_as(r"\bdevice_map\b|\bdispatch_model\("),
     "offloads_parts": said_as(r"enable_model_cpu_offload\("),
     "moves_before_offload": said_as(r"\.to\( ?['\"]cuda(?::0)?['\"] ?\)[\s\S]{0,400}?\benable_\w+_cpu_offload\("),
@@ -77,7 +79,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"--(?:conf|config|cfg)[\w-]*[= ]\S+\.(?:ya?ml|json|toml|py)\b|\btrain\w*\.ya?ml\b",
     ),
     # Training that generates with a server of its own, as reinforcement learning does.
-    "generates_beside": said_as(r"use_vllm\W{1,4}true|(?:vllm_|rollout\.)gpu_memory_utilization|\bvllm_mode\b"),
+    "generates_beside": said_as(r"use_vllm\W{1,4}true|(?:vllm_|rollout\.)gpu_memory_utilization|\bvllm_mode\b"
+        r"|trl[/\\]trainer[/\\][^\n]*\n[^\n]*\bllm ?= ?llm\("),
     "of_latents": said_as(
         r"stable[- _]?diffusion|\bunet\b|\bvae\b|dreambooth|controlnet|\bsdxl\b|\bflux[-_. ]?[12d]|\bcogvideo"
         r"|\bltx[-_ ]?v|\bwan[-_ ]?2\.|\bhunyuan(?:[-_ ]?video)?\b(?![-_ ]?a\d)|\bmusubi\b|diffusion-pipe"
@@ -261,7 +264,9 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "of_one_scene": said_as(r"\bpoint[- ]?clouds?|\bnerfs?\b|\bvoxels?\b|\bmesh(?:es)?\b"),
     "by_boosting": said_as(r"\b(?:cat|xg)boost\w*|\blightgbm\b|\bgradient[- ]boost\w*"),
     "generates_tokens": said_as(r"\btok(?:en)?s?/s(?:ec)?\b|tokens? per second"),
-    "workers": said_as(r"num_workers", r"\bdata ?loader\w* (?:\w+ )?work\w*", r"\bworkers? process\w*"),
+    "workers": said_as(
+        r"num_workers", r"\bwith (?:only )?\d{1,3} workers\b",
+        r"\bdata ?loader\w* (?:\w+ )?work\w*", r"\bworkers? process\w*"),
     "other_workers": said_as(r"\b(?:fewer|background) workers?\b"),
     "merges": said_as(
         r"\bmerg(?:e|es|ing|er)\b[^.\n]{0,60}\b(?:loras?|adapters?|weights?|base|models?)\b",
@@ -288,7 +293,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"(?:[2-9]|1[0-6]|两|多|四|八)\s?[块张]\s?(?:显卡|gpu|卡|[a-z]{0,8} ?\d{2,4})",
         r"data[- ]?parallel|\bDDP\b|torchrun|distributed\.launch|--nproc|\bnum_processes\W{1,3}(?:[2-9]|\d\d)\b"
         r"|full_shard",
-        r"\b[2-9] ?[x\u00d7] ?(?:nvidia |geforce )?(?:rtx|[ahv]\d{2,4}|[2-5]0\d0)\b|found [2-9] \w+ devices",
+        r"\b[2-9] ?[x\u00d7*] ?(?:nvidia |geforce )?(?:rtx|[ahv]\d{2,4}|[2-5]0\d0)\b|found [2-9] \w+ devices",
     ),
     "crowds_one_device": said_as(
         # nvidia-smi lists a process on two devices
@@ -343,7 +348,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"offload\w*[^.\n，。]{0,24}\b(?:works|fits|runs (?:fine|ok)|solve[sd]|fixe[sd])\b"
         r"|offload\w*[^\n，。]{0,12}(?:就?可以|就能|能)跑",
     ),
-    "calls_trainer": said_as(r"\b\w*Trainer\("),
+    "calls_trainer": said_as(r"\b\w*Trainer\(|\bfrom trl import [^\n]*Trainer\b"),
     "compiles_server": said_as(r"launch_server\b[^\n]{0,800}--enable-torch-compile"),
     "data_is_on_host": said_as(r"--data_device[= ]['\"]?cpu"),
     "splats": said_as(r"gaussian[-_ ]?splat\w*|splatfacto|\b3dgs\b|\b2dgs\b|\bgsplat\b|\bgaussians\b"),

@@ -330,13 +330,14 @@ TIP = r"to avoid fragmentation[^\n\u4e00-\u9fff]{0,200}"  # PyTorch's own
 # One setting compared with another is no growth while a run goes on.
 _COMPARED = words(
     r"\b(?:when|after|by|if|once) (?:i |we )?(?:switch|chang|enabl|increas|rais|add|set|us)"
-    r"(?:e|es|ed|ing|ting)?\b[^.\n]*"
+    r"(?:e|es|ed|ing|ting)?\b(?! (?:\w+ )?(?:print|debug|log)\w*)[^.\n]*"
 )
 # Said by programs and messages, not by the author.
 _QUOTED = words(
     TIP, r"try setting (?:max_split_size_mb|PYTORCH_\w+)[^\n]{0,120}",
     r"1\. If yes, please stop them[^\n]*", r"Please check whether there is any other process[^\n]*",
     r"2\. If no, please (?:decrease|try)[^\n]*", r"1\) Decrease the batch size of your model[^\n]*",
+    r"Prediction on device was unsuccessful[^\n]*",
     r"TIPS: If the workflow worked before[^\n]*", r"backward through the graph a second time[^\n]*",
 )  # fmt: skip
 # Misspellings of "didn't".

@@ -104,7 +104,7 @@ def _llama_stages(cache: tuple[str, ...], compute: tuple[str, ...], loading: tup
 
 
 _DIFFUSION_STAGES = (
-    _stage("vae", r"vae\.decode|VAE decode|autoencoder_kl|decode_latents|decode_first_stage"
+    _stage("vae", r"vae\.decode|(?i:\bvae\b[^\n]{0,16}decod)|autoencoder_kl|decode_latents|decode_first_stage"
            r"|(?<!models[/\\])vae[/\\]|tiled vae",
            Cause.ACTIVATIONS, 0.75, ("diffusers_vae", "smaller_image")),
     _stage("loading", r"from_pretrained\([^\n]*\n[^\n]{0,200}\.to\(.cuda|\.to\(.cuda.\)|load_flow_model|move_model_to"
@@ -186,7 +186,7 @@ PROGRAMS: tuple[Program, ...] = (
         re.compile(r"comfy[/\\_]|(?i:ComfyUI)(?![/\\](?:\.?venv|models)[/\\])|\b[KM]Sampler|SamplerCustomAdvanced"
             r"|Got an OOM, unloading|VAEDecode"),
         (
-            _stage("vae", r"vae[/\\.]?decode|VAEDecode|Video_?Decode|decode_first_stage|first_stage_model"
+            _stage("vae", r"vae[/\\.]?decode|VAE ?Decod|Video_?Decode|decode_first_stage|first_stage_model"
                 r"|autoencoder|decode_tiled",
                 Cause.ACTIVATIONS, 0.75, ("comfy_tiled", "smaller_image")),
             _stage("loading", r"Initializing block swap|assign model weights"
@@ -207,7 +207,7 @@ PROGRAMS: tuple[Program, ...] = (
                    r"|modules_forge|Patching LoRAs|\[Memory Management\]"
                    r"|(?:auto|vlad|sd)[-_]?1111|\ba1111\b|automatic1111|hires[. ]?fix|txt2img_function", re.I | re.A),
         (
-            _stage("vae", r"vae\.decode|VAE decode|autoencoder_kl|decode_latents|decode_first_stage"
+            _stage("vae", r"vae\.decode|(?i:\bvae\b[^\n]{0,16}decod)|autoencoder_kl|decode_latents|decode_first_stage"
            r"|(?<!models[/\\])vae[/\\]|tiled vae",
                 Cause.ACTIVATIONS, 0.75, ("webui_tiled", "smaller_image", "webui_medvram")),
             _stage("loading", r"Patching LoRAs|ERROR lora|load_model_weights|hacked_get_attr|load_sft|Loading Model:",
@@ -279,7 +279,8 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "pictures", "a program that generates images or videos",
         re.compile(TOLD["makes_pictures"].pattern, re.I | re.A),
-        (_stage("loading", r"(?i)(?:trying|try|tried|unable|fails?) to load\b|(?:oom|memory)\w* (?:on|when|while"
+        (_DIFFUSION_STAGES[0],
+         _stage("loading", r"(?i)(?:trying|try|tried|unable|fails?) to load\b|(?:oom|memory)\w* (?:on|when|while"
                            r"|during) load", Cause.WEIGHTS_TOO_BIG, 0.55),),
         remedies=("smaller_image", "diffusers_vae", "quantized_model", "pictures_offload"),
         default_cause=(Cause.ACTIVATIONS, 0.35),
@@ -309,7 +310,8 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "tensorflow", "TensorFlow",
         re.compile(
-            r"(?<!org_)(?<!org_tensorflow/)tensorflow|ResourceExhaustedError: OOM|allocator GPU_\d|keras", re.I | re.A
+            r"(?<!org_)(?<!org_tensorflow/)tensorflow|\btf ?[12]\.\d|ResourceExhaustedError: OOM"
+            r"|allocator GPU_\d|keras", re.I | re.A
         ),
         (), trains=True,
         remedies=("smaller_batch_plain", "smaller_input", "tf_growth", "tf_own_process", "tf_call", "smaller_model"),

@@ -19,9 +19,11 @@ _EPOCHS = re.compile(
     r"(?:after|at|until|to|in|during)\s(?:the\s)?(?:end of\s)?(?:about\s|~)?"
     r"(?:epoch\s(\d{1,4})|(?:\d{1,4}\s?(?:[-~–]|or|to)\s?)?(\d{1,4})(?:st|nd|rd"
     r"|th)?\sepochs?)"
-    r"|第\s?(?:\d{1,4}\s?[-~–到至]\s?)?(\d{1,4})\s?个?(?:epoch|轮)|\[?Epoch[: ]\s{0,3}(\d{1,4})[/\]: ]",
+    r"|第\s?(?:\d{1,4}\s?[-~–到至]\s?)?(\d{1,4}|[二三四五六七八九十])\s?个?(?:epoch|轮)"
+    r"|\[?Epoch[: ]\s{0,3}(\d{1,4})[/\]: ]",
     re.I,
 )
+_CHINESE = "一二三四五六七八九十"
 _LATE_STEPS = 50
 _ROUND_STEPS = 500
 
@@ -62,12 +64,17 @@ def run_facts(text: str) -> RunFacts:
     done = [_count(match.group(1)) for match in _DONE.finditer(text)]
     if done and not bars:
         steps = max(done)
-    epochs = [int(next(one for one in match.groups() if one)) for match in _EPOCHS.finditer(text)]
+    epochs = [_number(next(one for one in match.groups() if one)) for match in _EPOCHS.finditer(text)]
     label = text[max(0, bars[-1].start() - 60) : bars[-1].start()] if bars else ""
     if "Loading" in label or "shard" in label[-40:]:
         steps = None
     said = tried_in(text) | said_in(text)
     return RunFacts(steps, max(epochs) if epochs else None, frozenset(said), said)
+
+
+def _number(text: str) -> int:
+    """A number in digits, or a Chinese one up to ten."""
+    return int(text) if text.isdecimal() else _CHINESE.index(text) + 1
 
 
 def _count(text: str) -> int:

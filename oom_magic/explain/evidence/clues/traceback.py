@@ -47,6 +47,7 @@ _FRAME = re.compile(
 _TRACE_HEAD = re.compile(r"Traceback \(most recent call last\)|Original ATen:|^\s*\u2192 ")
 # How many lines of code right before a message are taken for the end of a traceback without frames.
 _MAX_BARE_LINES = 3
+_FENCE = re.compile(r"^[ \t>]{0,8}```[^\n]{0,40}\n|\n[ \t]{0,8}\n", re.M)  # behind it somebody else speaks
 _MAX_HEAD = 30_000
 _MAX_AROUND = 15_000
 _BLANKS = re.compile(r"[ \t\xa0]{2,}|\xa0")
@@ -160,7 +161,7 @@ _SYSTEMS = {
     "Windows": re.compile(
         r"\b[A-Za-z]:[/\\](?![/\\])|PS [A-Z]:\\|(?<!`)\bpowershell\b|\$env:"
         r"|\bWindows ?(?:1[01]\b|Server)|\bwin ?1[01]\b"
-        r"|\b(?:on|under|for) Windows\b(?!,| and| or|/)",
+        r"|\b(?:on|under|for) Windows\b(?!,| and| or|/)|(?m:^)[\s*-]{0,6}Windows[ \t]*(?m:$)",
         re.I | re.A,
     ),
     "WSL": re.compile(r"\bWSL ?2?\b|/mnt/[a-z]/", re.I | re.A),
@@ -394,6 +395,8 @@ def _trace_lines(cleaned: str, failure_start: int | None, *, is_quoted: bool) ->
     if traced:
         head = before[-_MAX_BARE_LINES:] if is_quoted else []  # what stands before a story is not what failed
         return [*head, *traced][:_MAX_LINES]
+    if is_quoted:
+        before = _code_lines(_FENCE.split(cleaned[max(0, start - _MAX_LINES * 100) : start])[-1])
     bare = [line for line in before[-_MAX_BARE_LINES:] if _looks_like_code(line)]
     return bare if len([line for line in before if _looks_like_code(line)]) <= _MAX_BARE_LINES else []
 

@@ -28,6 +28,7 @@ _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
     "slurm_oom_kill": ("scheduler_memory", "fewer_workers", "stream_data"),
     "scheduler_oom_kill": ("scheduler_memory", "fewer_workers", "stream_data"),
     "pod_oom_kill": ("pod_memory", "fewer_workers", "stream_data"),
+    "pod_evicted": ("pod_request", "fewer_workers", "stream_data"),
     "pinned_memory": ("unpin",),
     "dataloader": ("shared_memory", "fewer_waiting"),
     "sigbus": ("shared_memory", "fewer_waiting"),
@@ -375,6 +376,8 @@ def remedies_of_run(diagnosis: Diagnosis, elsewhere: tuple[str, ...] | None, *, 
     if is_evaluation(diagnosis):
         is_trainer = "evaluates_by_trainer" in diagnosis.told
         keys = ("loss_only", *_AT_EVALUATION[1:]) if is_trainer else _AT_EVALUATION
+        if is_text and "infers" in diagnosis.told and not {"evaluates", "trains", "training_fits"} & diagnosis.told:
+            keys = ("no_grad", "smaller_input")  # a program that predicts, in batches or not
     if elsewhere and is_text and not trains(diagnosis):
         keys = tuple(key for key in keys if key not in _OF_TRAINING) or keys
     if _may_be_shared(diagnosis):

@@ -101,8 +101,8 @@ def _is_guess(diagnosis: Diagnosis) -> bool:
 
 def _way_to_prices(diagnosis: Diagnosis) -> Evidence:
     """What a rehearsal lacks: settings describe the training of a model of tokens, code any run of PyTorch on a GPU."""
-    if diagnosis.cause in _OF_NO_RUN:
-        return _ELSEWHERE
+    if diagnosis.cause in _OF_NO_RUN or "reinforces" in diagnosis.told:
+        return _ELSEWHERE  # settings describe no training that generates, too
     if trains(diagnosis) and names_tokens(diagnosis):
         return _NO_RUN
     is_in_python = "in_another_language" not in diagnosis.told
