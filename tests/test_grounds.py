@@ -195,6 +195,25 @@ def test_a_log_is_read_without_its_repeats():
             ["requests.memory"], ["limits.memory"], id="a node without memory",
         ),
         pytest.param(
+            "ns-train splatfacto, 1116 4K (3840x2160) images, training goes out of CUDA memory", ["data in RAM"], ["Gaussians", "frames"],
+            id="the pictures of a scene",
+        ),
+        pytest.param(
+            "CUDA out of memory in training with batch_size=13. It works if I reduce batch_size", ["smaller batch helps"],
+            ["Halve the batch"], id="what works is not asked for",
+        ),
+        pytest.param(
+            "HIP out of memory. Tried to allocate 3.82 GiB. GPU 0 has a total capacity of 11.98 GiB of which 3.26 GiB is free. Of the"
+            " allocated memory 4.54 GiB is allocated by PyTorch, and 3.74 GiB is reserved by PyTorch but unallocated. If reserved but"
+            " unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation. I set"
+            " expandable_segments:True, but a warning says that this isn't supported on my GPU", ["3.82 GiB were requested"],
+            ["already followed", "tip may help"], id="a tip that the card does not know",
+        ),
+        pytest.param(
+            "Will it run out of memory (OOM) on a long video, such as a clip of 180 s?", ["no error message"], ["memory ran out"],
+            id="what may come has not failed",
+        ),
+        pytest.param(
             "Loading the data set consumes around 316GB of RAM. Is there a way to reduce this?",
             ["used up"], ["ran out", "GPU memory ran"], id="much is not all",
         ),

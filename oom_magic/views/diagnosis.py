@@ -98,7 +98,8 @@ _LESS_INPUT = (
     "smaller_batch_any", "smaller_batch_plain", "smaller_input", "smaller_items", "smaller_image", "smaller_graph",
     "shorter_sequences_any", "shorter_context", "fewer_pixels", "vllm_pixels", "ctranslate2_less",
 )  # fmt: skip
-_AS_CHECKED = ("smaller_input", "smaller_items", "smaller_batch_plain")  # what the check for a cause of inputs says
+# What the check for a cause of inputs says, or a check of its own.
+_AS_CHECKED = ("smaller_input", "smaller_items", "smaller_batch_plain", "check_processes")
 # Changes that show in the same way whether what they release was the cause.
 _RELEASING = ("map_location_cpu", "own_device", "no_grad", "no_retain_graph", "driver_limit")
 # Checks that are worth making though the cause is certain: they say how much was missing.

@@ -8,6 +8,7 @@ from oom_magic.explain.messages.failure import Failure
 
 SERVERS = ("vllm", "sglang", "server")  # they take a share of the device and fill it
 _BATCH_IS_NOT_IT = {"batch_of_one", "has_batch_of_one", "tried_batch"}
+_SIZE_IS_NOT_IT = {"tried_size", "tried_length"}
 _OF_RAM = {"speaks_of_ram", "host_fills", "workers"}
 # Causes that are checked in another way where a program infers.
 _AS_INFERENCE = (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS, Cause.MEMORY_FRACTION_LIMIT)
@@ -92,9 +93,11 @@ def _check_of_work(cause: Cause, clues: Clues) -> Evidence:
     of_batch = {"batch_of_one", "has_batch_of_one"} if clues.story.proposals else _BATCH_IS_NOT_IT
     if cause is Cause.ACTIVATIONS and of_batch & clues.run.told and not serves:
         return Evidence(f"check_{cause.value}_size")
+    trains = clues.is_training or clues.tells_of_training
+    if cause is Cause.ACTIVATIONS and _SIZE_IS_NOT_IT & clues.run.told and trains and clues.program is None:
+        return Evidence(f"check_{cause.value}")
     if clues.program is not None and (serves or cause is not Cause.MEMORY_FRACTION_LIMIT) and cause in _AS_INFERENCE:
         return Evidence(f"check_{cause.value}_inference")
-    trains = clues.is_training or clues.tells_of_training
     is_shown = "shows_code" in clues.shown or not (clues.has_prose or clues.frames)
     if cause is Cause.WEIGHTS_TOO_BIG and (clues.phase == "saving" or not (trains or is_shown)):
         return Evidence(f"check_{cause.value}_inference")

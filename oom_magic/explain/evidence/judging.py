@@ -24,7 +24,14 @@ from oom_magic.explain.evidence.clues.programs import Program
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
 from oom_magic.explain.evidence.grounds import grounded
 from oom_magic.explain.evidence.log_rules import SHRINKING
-from oom_magic.explain.evidence.number_rules import is_overflow, number_rules, observations, overflow_rules
+from oom_magic.explain.evidence.number_rules import (
+    MIN_OTHERS_SHARE,
+    is_overflow,
+    number_rules,
+    observations,
+    others_bytes,
+    overflow_rules,
+)
 from oom_magic.explain.evidence.precedents import features_of, precedents
 from oom_magic.explain.evidence.situation_rules import RESERVING, are_light, situation_rules
 from oom_magic.explain.evidence.text_rules import named_tensor, text_rules
@@ -211,7 +218,9 @@ def _contradicted(failure: Failure | None) -> frozenset[Cause]:
     total = failure.total_bytes
     if failure.requested_bytes < (_LARGE_DEVICE_BYTES if total is None else total * _ALONE_FROM_SHARE):
         found.add(Cause.REQUEST_ALONE_TOO_BIG)
-    if (failure.pytorch_bytes or 0) >= (failure.total_bytes or _NO_BYTES) * _OWN_FILL:
+    others = others_bytes(failure)
+    has_few = others is not None and others < (failure.total_bytes or 0) * MIN_OTHERS_SHARE
+    if has_few or (failure.pytorch_bytes or 0) >= (failure.total_bytes or _NO_BYTES) * _OWN_FILL:
         found.add(Cause.OTHER_PROCESS)
     if failure.stuck_bytes is not None and 2 * failure.stuck_bytes < failure.requested_bytes:
         found.add(Cause.FRAGMENTATION)

@@ -22,7 +22,7 @@ _UNRELEASABLE_SHARE = 0.25
 _SMALL_REMAINDER = 160 * MIB
 # Others on the card are called the cause from this share of its capacity; at a fifth two reports of tests/data have
 # another established cause (what the message does not count of a process is sometimes more than its context).
-_MIN_OTHERS_SHARE = 0.25
+MIN_OTHERS_SHARE = 0.25
 # From this share of the capacity, other processes or an unexplained rest are worth mentioning.
 _NOTEWORTHY_SHARE = 0.05
 # A step's or a model's own tensors fill the device from this share of its capacity.
@@ -157,7 +157,7 @@ def _others(failure: Failure) -> Iterator[Support]:
         yield Support(Cause.OTHER_PROCESS, -0.8)
     if not total or others is None:
         return
-    if others < total * _MIN_OTHERS_SHARE:
+    if others < total * MIN_OTHERS_SHARE:
         if failure.own_process_bytes is not None:
             yield Support(Cause.OTHER_PROCESS, -0.8)  # this process is nearly all that is there
         return
@@ -166,11 +166,13 @@ def _others(failure: Failure) -> Iterator[Support]:
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.5)
     if requested is not None and others < requested - (failure.free_bytes or 0):
         return
-    if failure.listed_other_bytes >= total * _MIN_OTHERS_SHARE:
+    if failure.listed_other_bytes >= total * MIN_OTHERS_SHARE:
         yield Support(Cause.OTHER_PROCESS, 0.97, others_listed(failure))
         return
     values = {"other_bytes": others, "total_bytes": total, "held_bytes": failure.pytorch_bytes or 0}
     weight = 0.85 if failure.backend in ("cuda", "npu") else 0.4
+    if requested is not None and requested > others:
+        weight = min(weight, 0.55)  # what was asked for in one piece is more than all that they hold
     yield Support(Cause.OTHER_PROCESS, weight, Evidence("others_unlisted", values))
 
 
@@ -179,7 +181,7 @@ def is_held_by_others(failure: Failure | None) -> bool:
     others = None if failure is None else others_bytes(failure)
     if failure is None or others is None or failure.backend not in ("cuda", "npu"):
         return False
-    return others >= max((failure.total_bytes or 0) * _MIN_OTHERS_SHARE, failure.pytorch_bytes or 0)
+    return others >= max((failure.total_bytes or 0) * MIN_OTHERS_SHARE, failure.pytorch_bytes or 0)
 
 
 def others_listed(failure: Failure) -> Evidence:

@@ -50,6 +50,10 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"pixel_values|multi-?modal|\bmm[-_]|\b(?:vision|images?|pictures?|videos?)\b|[-_]vl\b|llava|mllama",
     ),
     "reads_pictures": said_as(r"[-_]vl\b|\bqwen[\w.-]{0,6}vl\b|llava|mllama|internvl|minicpm-?v|multi-?modal|多模态"),
+    "names_checkpoint": said_as(
+        r"check-?points?\b|\bckpt|\.pth?\b|torch\.load|load_state|\bresum|cuda_deserialize|persistent_load"
+        r"|检查点|断点|恢复训练|继续训练"
+    ),
     "limits_pixels": said_as(r"max_pixels\W{1,3}\d"),
     "reinforces": said_as(r"\b(?:grpo|ppo|rloo|rlhf|verl|openrlhf)(?:_?trainer|_?config)?\b"),
     "maps_devices": said_as(r"\bdevice_map\b|\bdispatch_model\("),

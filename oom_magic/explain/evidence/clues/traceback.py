@@ -174,6 +174,9 @@ _EXPANDABLE = _any(
     r"ALLOC_CONF[\"'\]]{0,3}\s?[=:]\s?[\"']?[\w:,.]{0,80}expandable_segments:True",
     r"expandable_segments is enabled",
 )
+_NOT_SUPPORTED = re.compile(
+    r"expandable_segments[\s\S]{0,200}?(?:n't|\bnot) (?:\w+ )?support|expandable_segments not supported", re.I
+)
 # In words: a setting beside others says nothing of what its author expects of it.
 _ACCUMULATION = re.compile(r"gradient accumulation(?! steps)|accumulat\w* gradients|梯度累[积计]", re.I)
 # A cell magic's frame quotes the whole cell, so every phase would be found in it.
@@ -311,10 +314,10 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         run=_run_of(head, lines),
         program=program,
         trace=all_text,
-        has_tip=bool(_QUOTED_TIP.search(head)),
+        has_tip=bool(_QUOTED_TIP.search(head)) and not _NOT_SUPPORTED.search(head),
         frameworks=tuple(name for name, pattern in _FRAMEWORKS.items() if pattern.search(_NOT_USED.sub("", head))),
         systems=tuple(name for name, pattern in _SYSTEMS.items() if pattern.search(head)),
-        expandable_segments=bool(_EXPANDABLE.search(_TIP.sub("", head))),
+        expandable_segments=bool(_EXPANDABLE.search(_TIP.sub("", head))) and not _NOT_SUPPORTED.search(head),
         names_accumulation=bool(_ACCUMULATION.search(head)),
         card_bytes=card_bytes(head),
         array_bytes=array_bytes(head),

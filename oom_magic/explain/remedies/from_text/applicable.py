@@ -43,7 +43,8 @@ def applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) ->
     if is_text and "one_graph" in diagnosis.told and diagnosis.cause in INPUT_CAUSES:
         keys = ("sample_graph", *(key for key in keys if key not in ("smaller_input", "smaller_batch_any")))
     elif is_text and "splats" in diagnosis.told and trains(diagnosis) and diagnosis.cause in _OF_SPLATS:
-        keys = ("fewer_gaussians", "data_on_host", "smaller_image")  # each step takes one picture
+        of_pictures = any(one.key == "input_named" for one in diagnosis.evidence)  # each step takes one
+        keys = ("data_on_host", "smaller_items") if of_pictures else ("fewer_gaussians", "data_on_host")
     elif "of_graphs" in facts and diagnosis.cause in INPUT_CAUSES:
         keys = tuple("smaller_graph" if key == "smaller_input" else key for key in keys)
     if "smaller_image" in keys:
