@@ -352,7 +352,9 @@ def test_loggers_and_modules_of_a_run_leave_nothing(tmp_path: Path, monkeypatch:
         sys.modules["calendar"] = types.ModuleType("calendar")
         del sys.modules["reprlib"]
 
+    loggers = set(logging.root.manager.loggerDict)
     DrySession(has_bar=False, is_lasting=False).run(run)
+    assert set(logging.root.manager.loggerDict) == loggers
     assert logging.getLogger("the_runs_own").handlers == [] and "written_module" not in sys.modules
     assert (sys.modules["calendar"], sys.modules["reprlib"]) == (calendar, reprlib)
 
@@ -362,6 +364,7 @@ import copyreg, functools, logging, mimetypes, urllib.parse
 class Theirs: pass
 logging.Logger.theirs = property(lambda self: 7)
 logging.THEIRS = 25
+logging.getLogger("What they call it").addHandler(logging.NullHandler())
 @functools.lru_cache(None)
 def warning_twice(self, *args): self.warning(*args)
 logging.Logger.warning_twice = warning_twice
@@ -385,6 +388,7 @@ def test_what_a_library_registers_when_it_is_imported_stays(tmp_path: Path, monk
     theirs = sys.modules.pop("their_library").Theirs
     assert copyreg.dispatch_table.pop(theirs) and urllib.parse.uses_netloc.pop() == "theirs"
     assert calendar.firstweekday() == 0 and string.Template.delimiter == "$"
+    assert len(logging.getLogger("What they call it").handlers) == 1
     assert logging.getLogger().theirs == 7 and logging.THEIRS == 25  # type: ignore[attr-defined]
     del logging.Logger.warning_twice, logging.Logger.theirs, logging.THEIRS  # type: ignore[attr-defined]
 

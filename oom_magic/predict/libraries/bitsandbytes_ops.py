@@ -24,6 +24,8 @@ _BACKENDS = ("bitsandbytes.backends.default.ops", "bitsandbytes.backends.cuda.op
 @contextmanager
 def complaints_muted() -> Iterator[None]:
     """bitsandbytes warns, when imported, of missing CPU kernels, which a GPU does not need."""
+    known = logging.root.manager.loggerDict
+    was_known = "bitsandbytes" in known
     logger = logging.getLogger("bitsandbytes")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -31,6 +33,8 @@ def complaints_muted() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+        if not was_known and "bitsandbytes" not in sys.modules:
+            known.pop("bitsandbytes", None)
 
 
 class _Kernels:

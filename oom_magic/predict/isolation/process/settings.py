@@ -47,7 +47,12 @@ _Setting = tuple[Callable[[], Any], Callable[[Any], Any]]  # getter and setter
 
 
 def settings_noted() -> Iterator[Callable[[], object]]:
-    """Functions that restore the present settings."""
+    """Functions that restore the present settings.
+
+    What a library registers when the run imports it stays, as its module does, whose code would not run again: import
+    hooks, functions called at the exit, pickling, loggers with their handlers. What holds for everybody's code does
+    not stay: warning filters and the environment, which do not say who set them, and levels of loggers of before.
+    """
     yield standard_library_noted()
     yield shell_noted()
     for read, write in (*_SETTINGS, *_of_system(), *_attributes(), *_of_compilers()):
@@ -318,7 +323,7 @@ def _restore_loggers(
         logger.handlers[:], logger.filters[:] = handlers, filters
     old = {id(logger) for logger, *_unused in before}
     for logger, *_unused in _loggers():
-        if id(logger) not in old and not _is_librarys(logger.name):
+        if id(logger) not in old and not (_is_librarys(logger.name) or staying.is_importeds_name(logger.name)):
             vars(logger).update(level=logging.NOTSET, propagate=True, disabled=False, handlers=[], filters=[])
             manager._clear_cache()  # type: ignore[attr-defined]
 

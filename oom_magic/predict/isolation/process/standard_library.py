@@ -258,10 +258,12 @@ class Staying:
     def is_users_name(self, name: Any) -> bool:
         """Whether a name is in the user's code, and in no library's that was imported meanwhile."""
         words = words_of(name) if type(name) is str else set()
-        if not words or not words <= self._words:
-            return False
+        return bool(words) and words <= self._words and not self.is_importeds_name(name)
+
+    def is_importeds_name(self, name: str) -> bool:
+        """Whether a name is in the code of a library that was imported meanwhile."""
         entire = re.compile(rb"(?<!\w)%s(?!\w)" % re.escape(name.encode(errors="replace")))
-        return not any(map(entire.search, self._imported))
+        return any(map(entire.search, self._imported))
 
     @functools.cached_property
     def _words(self) -> set[str]:
