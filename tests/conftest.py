@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -46,7 +47,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"left out: the {seconds:.0f} s of --seconds are used up")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in _beyond_samples(items):
+        item.add_marker(pytest.mark.slow)
     if not config.getoption("--slow"):
         for item in items:
             if item.get_closest_marker("slow"):
@@ -61,6 +65,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     reason = f"no CUDA device (torch {torch.__version__}); shared/fakecuda stands in for one"
     for item in marked:
         item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _beyond_samples(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Of each test that is marked ``sampled(n)``, all of its cases but n, which are spread over them evenly."""
+    cases = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for some in cases.values():
+        number = some[0].get_closest_marker("sampled").args[0]  # type: ignore[union-attr]
+        yield from (one for at, one in enumerate(some) if at * number % len(some) >= number)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -229,6 +229,7 @@ def test_an_evaluation_after_the_training_is_rehearsed_with_it(shell):
     assert torch.autocast_decrement_nesting() == 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("in_function", "rows"), [(True, 64), (False, 16384), (True, 16384)])
 def test_an_evaluation_that_would_fail_next_is_made_smaller_too(shell, in_function, rows):
     train = f"""

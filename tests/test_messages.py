@@ -207,6 +207,7 @@ def test_damaged_messages_are_read(data):
     check_failures(text)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "piece",
     [

@@ -31,6 +31,11 @@ def trains(rows):
     model(torch.zeros(rows, 64, device="cuda")).sum().backward()
     torch.optim.AdamW(model.parameters()).step()
 
+def checkpointed():
+    model = torch.nn.Linear(64, 64, device="cuda")
+    hidden = torch.utils.checkpoint.checkpoint(model, torch.zeros(8, 64, device="cuda"), use_reentrant=False)
+    hidden.repeat(2**27, 1)
+
 prices.PATIENCE_SECONDS = 5
 CARD = "%%gpumem --dry-run --no-plot --memory 2GiB\nimport torch\n"
 
@@ -48,6 +53,7 @@ def in_cells():
 entries = {
     "fits": lambda: om.dry_run(trains, 8),
     "does not fit": lambda: om.dry_run(trains, 2**30),
+    "does not fit behind a checkpoint": lambda: om.dry_run(checkpointed),
     "size": lambda: om.size(trains, rows=(8, 64)),
     "cells": in_cells,
     "setup": om.TrainingSetup("distilbert-base-uncased", method="lora", seq_len=64).dry_run,

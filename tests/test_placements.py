@@ -78,6 +78,7 @@ def notebook_of(source: str) -> Any:
     return made
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("case", [*ON_GPU, *ON_HOST])
 def test_what_was_made_from_placed_values_is_where_it_would_be(case: str) -> None:
     made, name = {**ON_GPU, **ON_HOST}[case]
@@ -266,6 +267,7 @@ VALUES = {  # that were decided without a GPU: what makes them, where they are r
 }  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", VALUES)
 @pytest.mark.filterwarnings("ignore:.*GradScaler is enabled")
 def test_a_value_decided_for_want_of_a_gpu_is_what_it_is_with_one(form: str, monkeypatch: Any) -> None:

@@ -20,6 +20,7 @@ TRUTH = json.loads((Path(__file__).parent / "data" / "programs_truth.json").read
 VERSION = torch.__version__.partition("+")[0]
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.skipif(
     TRUTH["torch"] != VERSION, reason=f"the truth was recorded with torch {TRUTH['torch']}, this is {VERSION}"
 )

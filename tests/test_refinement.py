@@ -358,6 +358,7 @@ def makes_losses_of_a_step():
     torch.stack(losses).mean().backward()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("function", "key", "name", "fixed"),
     [

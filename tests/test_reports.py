@@ -74,6 +74,7 @@ def test_there_are_enough_reports_with_their_sources():
     assert halves.count("seen") == halves.count("set_aside")
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("half", ["seen", "set_aside", "first", "second", "third", *sorted(BLIND.keys() - {"about"})])
 def test_the_halves(half):
     found = score(half)

@@ -54,6 +54,7 @@ def problems(code):
     return (imported - loaded) | (loaded - defined - known)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -200,6 +201,7 @@ def tiny(**changes):
     return TrainingSetup(config, **{"seq_len": 64, "microbatch_size": 2, **changes})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -225,6 +227,7 @@ def test_code_runs_in_a_dry_run(changes):
     assert any(line.line.text.startswith("loss") for line in report.lines)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", ["full", "qlora"])
 @pytest.mark.parametrize("family", TRAINED)
 def test_every_family_trains_with_every_method(family, method, tmp_path, recwarn):
@@ -321,6 +324,7 @@ def test_dry_run_on_a_small_card():
     assert report.out_of_memory.line.file == "TrainingSetup code"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["gpt2", "bert-base-uncased", "t5-small", "vit-base", "distilbert"])
 def test_presets_run_in_a_dry_run(name):
     pytest.importorskip("transformers")

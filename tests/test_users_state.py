@@ -137,6 +137,7 @@ _STEPS: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("owner", "name"), _STEPS, ids=lambda step: step if isinstance(step, str) else "")
 @pytest.mark.parametrize(
     "error",
@@ -278,6 +279,7 @@ def test_an_alarm_of_the_users_waits_for_the_users_code(users: Users) -> None:
     assert "users_code" in seen
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "line",
     [
@@ -319,6 +321,7 @@ def test_an_interrupt_ends_in_one_line(shell: Any, line: str, capsys: Any, monke
         assert "Cell In[1]:4" in said[0] or line == "%oom_doctor"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "line", ["om.size(train, rows=(1, 4))", "om.sliders(train, rows=(1, 4))", "om.dry_run(train, 1)"]
 )
@@ -434,6 +437,7 @@ def test_an_open_autocast_block_does_no_harm(users: Users) -> None:
     assert report.breakdown["parameter"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_first", [True, False])
 def test_what_the_user_froze_is_exchanged_and_stays_frozen(users: Users, is_first: bool) -> None:
     """No list of objects shows what ``gc.freeze`` was called for."""

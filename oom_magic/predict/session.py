@@ -172,8 +172,8 @@ class DrySession:
         The function may use the user's modules, optimizers and tensors; they are afterwards as before, and so are the
         global variables in ``namespaces``. ``decided`` are names such as ``device`` whose values were computed without
         a GPU, to be computed again with one (default: found in ``namespaces`` by their source).
-        A simulated out-of-memory error is in the report, and in ``exception``. The function's own exceptions are
-        raised; ``report`` then holds what was traced so far.
+        A simulated out-of-memory error is in the report, and in ``exception`` if the session is lasting. The function's
+        own exceptions are raised; ``report`` then holds what was traced so far.
         """
         error = ""
         self.decided = DecidedNames.in_all(namespaces, decided)
@@ -190,7 +190,10 @@ class DrySession:
             if self._out_of_memory is None:
                 error = describe_error(exception)
                 raise
-            self.exception = exception
+            if (
+                self._exchange.is_lasting
+            ):  # its frames lead to a graph that no collector sees, and that leads here: hooks in C++
+                self.exception = exception
         except Exception as exception:
             if not self.training.has_seen_like_steps or isinstance(exception, InapplicableError):
                 error = describe_error(exception)

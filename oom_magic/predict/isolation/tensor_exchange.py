@@ -69,7 +69,7 @@ class TensorExchange:
         absent: Collection[int] = frozenset(),
     ) -> None:
         self.gpu = gpu
-        self._lasting = lasting
+        self.is_lasting = lasting
         self._origin = origin
         self._start = start
         self._absent = absent
@@ -103,7 +103,7 @@ class TensorExchange:
                 try:
                     yield
                 finally:
-                    if self._lasting:
+                    if self.is_lasting:
                         self._made = real.changes()
                         # Small host tensors are copied each time: other sessions would copy a copy that stayed.
                         self._copies = {id(one.tensor): one.remembered() for one in pairs if one.tensor.is_meta}
@@ -127,7 +127,7 @@ class TensorExchange:
         self._run_copies = Copies(self._others, self.gpu.streams.stand_ins())
         give_scripted = scripted_let_go(journal, live)
         keep_event_loops(journal, live.loops, assume)
-        if self._lasting:
+        if self.is_lasting:
             self._before = {id(tensor): weakref.ref(tensor) for tensor in live.tensors}
         iterators = Iterators(namespaces)
         for tell in (self._run_copies.tell, iterators.tell):
