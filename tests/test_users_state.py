@@ -32,6 +32,7 @@ from oom_magic.predict.isolation import live_objects, snapshot, tensor_exchange
 from oom_magic.predict.isolation.live_objects import heap_set_aside
 from oom_magic.predict.isolation.patching import Journal
 from oom_magic.predict.isolation.process import process_state
+from oom_magic.predict.operators.gradients import reference_counts_in_autograd
 from oom_magic.predict.session import DrySession
 
 log: list[float] = []
@@ -530,3 +531,14 @@ def test_code_of_a_tensors_own_class_runs_in_the_run_only() -> None:
     report = session.run(lambda: [work(), session.assume(str(during))], [names])
     assert Asking.asked == [] and "Asking" in report.assumptions[-1].text
     assert type(own) is Asking and torch.equal(own.as_subclass(torch.Tensor), torch.ones(4, 4))
+
+
+def test_what_a_session_measures_of_autograd_is_not_seen_by_the_users_modes_and_hooks() -> None:
+    reference_counts_in_autograd.cache_clear()
+    packed: list[Any] = []
+    kept = torch.autograd.graph.saved_tensors_hooks(lambda one: [packed.append(one), one][1], lambda one: one)
+    with torch.autograd.set_detect_anomaly(True), kept, torch.device("meta"):
+        session = DrySession(has_bar=False, is_lasting=False)
+        assert not packed
+        report = session.run(lambda: nn.Linear(8, 8, device="cuda")(torch.ones(2, 8, device="cuda")).sum().backward())
+    assert report.breakdown["gradient"] == 1024

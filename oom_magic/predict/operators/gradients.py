@@ -7,6 +7,7 @@ of gradients (torch/csrc/autograd/input_buffer.cpp, ``can_accumulate_inplace``) 
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -89,9 +90,17 @@ class _ReferenceCounts(TorchDispatchMode):
 
 @cache
 def reference_counts_in_autograd() -> tuple[int, int]:
-    """The counts that a mode sees for a gradient that only autograd holds, measured once."""
-    with torch.enable_grad(), torch.device("meta"), _ReferenceCounts() as look:
-        leaf = torch.empty(1, requires_grad=True)
+    """The counts that a mode sees for a gradient that only autograd holds, measured once.
+
+    On a thread of its own, where the user's modes and hooks are not.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_measured).result()
+
+
+def _measured() -> tuple[int, int]:
+    with torch.autograd.set_detect_anomaly(False), _ReferenceCounts() as look:  # which reads gradients
+        leaf = torch.empty(1, requires_grad=True, device="meta")
         shared = leaf * 2
         (shared.tanh() * shared).backward()
     return look.seen
