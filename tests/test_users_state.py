@@ -541,4 +541,4 @@ def test_what_a_session_measures_of_autograd_is_not_seen_by_the_users_modes_and_
         session = DrySession(has_bar=False, is_lasting=False)
         assert not packed
         report = session.run(lambda: nn.Linear(8, 8, device="cuda")(torch.ones(2, 8, device="cuda")).sum().backward())
-    assert report.breakdown["gradient"] == 1024
+    assert report.breakdown["parameter"] == 1024
