@@ -14,7 +14,7 @@ import oom_magic as om
 
 _CODE = r"""
 import gc, json, os, sys, threading, types
-import torch
+import torch, torch.utils.checkpoint
 import transformers  # which sets variables itself
 before = dict(os.environ)
 from IPython.core.interactiveshell import InteractiveShell
@@ -43,7 +43,10 @@ def in_cells():
     shell = InteractiveShell.instance(history_manager=None)
     shell.run_line_magic("load_ext", "oom_magic")
     shell.run_cell(CARD + "model = torch.nn.Linear(1024, 1024, device='cuda')", store_history=True)
-    failing = "batch_size = 64\nmodel(torch.zeros(batch_size, 4096, 1024, device='cuda')).square().mean().backward()"
+    failing = (
+        "batch_size = 64\nx = torch.zeros(batch_size, 4096, 1024, device='cuda')\n"
+        "torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).repeat(4, 1, 1).square().mean().backward()"
+    )
     assert not shell.run_cell(CARD + failing, store_history=True).success
     for line in ("%oom_explain", "%oom_free"):
         assert shell.run_cell(line, store_history=True).success
