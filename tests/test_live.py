@@ -66,7 +66,7 @@ def train(batch: int, seq: int) -> None:
 
 
 def failed(batch: int, seq: int, memory: str) -> tuple[BaseException, DrySession]:
-    session = DrySession("RTX 3060", memory, is_lasting=False, has_bar=False)
+    session = DrySession("RTX 3060", memory, has_bar=False)
     session.run(lambda: train(batch, seq))
     error, session.exception = session.exception, None  # it would keep the frames
     assert error is not None
@@ -118,7 +118,7 @@ def stack() -> None:
 
 
 def test_a_forward_whose_results_are_kept_for_a_backward_is_of_training():
-    session = DrySession("RTX 3060", "1.5GiB", is_lasting=False, has_bar=False)
+    session = DrySession("RTX 3060", "1.5GiB", has_bar=False)
     session.run(stack)
     assert "The activations of a step do not fit" in " ".join(
         str(explain(session.exception, report=session.report)).split()
@@ -318,7 +318,7 @@ def mixes_pictures():
     ],
 )
 def test_caches_and_scores_inside_a_call_are_named(function, name, cause):
-    session = DrySession("RTX 3060", "0.75GiB", is_lasting=False, has_bar=False)
+    session = DrySession("RTX 3060", "0.75GiB", has_bar=False)
     session.run(function)
     diagnosis = explain(session.exception, report=session.report)
     assert diagnosis.tensors[0].name == name
