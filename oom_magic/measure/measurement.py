@@ -69,17 +69,20 @@ def measure(
                 " would take on one."
             )
         )
-    return Measurement(_index_of(device), users_names() if namespace is None else namespace)
+    with torch._C.DisableTorchFunction():
+        index = _index_of(device)
+    return Measurement(index, users_names() if namespace is None else namespace)
 
 
 class Measurement:
     """A running or finished observation; made by ``measure``.
 
-    Nothing is reset, emptied or synchronized. The peaks come from the allocator's history, which gives every
-    level that torch's counters go through: a peak counter cannot tell a block from what ran before it, and
-    once reset it cannot be restored. So blocks may be nested and may call ``reset_peak_memory_stats``, and
-    every counter reads afterwards as it would without them. Where the counter rose during the block it must,
-    and does, agree. Afterwards only numbers and text are kept: no tensor, frame or exception.
+    Nothing is reset, emptied or synchronized, and no mode or tensor class of the user's is asked. The peaks
+    come from the allocator's history, which gives every level that torch's counters go through: a peak counter
+    cannot tell a block from what ran before it, and once reset it cannot be restored. So blocks may be nested
+    and may call ``reset_peak_memory_stats``, and every counter reads afterwards as it would without them. Where
+    the counter rose during the block it must, and does, agree. Afterwards only numbers and text are kept: no
+    tensor, frame or exception.
     """
 
     def __init__(self, device: int, namespace: Mapping[str, Any]) -> None:
@@ -100,7 +103,7 @@ class Measurement:
     def __enter__(self) -> Measurement:
         """Begin to record the device's allocations."""
         try:
-            with Interrupts().waiting():
+            with Interrupts().waiting(), torch._C.DisableTorchFunction():
                 self._begin()
         except BaseException:  # above all an interrupt, which waited
             self._ending.close()
@@ -123,7 +126,7 @@ class Measurement:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """End the recording and make the report; an exception of the block passes, noted in it."""
-        with Interrupts().waiting():
+        with Interrupts().waiting(), torch._C.DisableTorchFunction():
             with self._ending:
                 owners = find_owners()
                 self._assembler.observe_owners(history.count_events(self.device), owners.by_address)

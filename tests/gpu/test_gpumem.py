@@ -74,6 +74,8 @@ def test_tensors_with_a_class_of_their_own_are_not_asked(shell, capsys) -> None:
     shell.run_cell(_OWN_CLASSES, store_history=True)
     capsys.readouterr()
     assert shell.run_cell("%%gpumem --no-plot\n" + "step()", store_history=True).success
+    assert len(shell.user_ns["mode"].asked) == shell.user_ns["mode"].of_a_step()
+    shell.run_cell("mode.__exit__(None, None, None)")
     assert shell.run_cell("torch.empty(1 << 40, device='cuda')", store_history=True).error_in_exec is not None
     assert shell.run_cell("%oom_explain --fast", store_history=True).success
     shown = capsys.readouterr()
@@ -95,7 +97,18 @@ optimizer = torch.optim.SGD(model.parameters())
 def step():
     model(torch.ones(2, 8, device="cuda")).sum().backward()
     optimizer.step()
-asked.clear()
+class Mode(torch.overrides.TorchFunctionMode):
+    asked = []
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.asked.append(function)
+        return function(*args, **(kwargs or {}))
+    def of_a_step(self):
+        self.asked.clear()
+        step()
+        return len(self.asked)
+mode = Mode()
+mode.__enter__()
+step(), asked.clear(), mode.asked.clear()
 """
 
 

@@ -62,7 +62,8 @@ class AcceleratorMemory:
 
     def storage(self, tensor: torch.Tensor) -> Storage | None:
         """Address and bytes of a plain tensor's storage; None if it is on another device."""
-        return storage_of(tensor) if tensor.device.type == self._kind else None
+        with torch._C.DisableTorchFunction():
+            return storage_of(tensor) if tensor.device.type == self._kind else None
 
     def return_cached(self, allocated_before: Mapping[str, int]) -> None:
         """Return cached memory to the driver, and cuBLAS' workspaces if more than ``allocated_before`` is allocated.
