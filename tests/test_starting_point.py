@@ -246,3 +246,18 @@ def test_what_never_steps_is_left_after_a_while_and_all_runs_but_the_advised_aft
 
 def _workspaces_of(session: DrySession) -> int:
     return sum(one.num_bytes for one in session.fake_gpu.workspaces_before())
+
+
+def test_what_was_there_is_placed_in_the_order_of_its_addresses():
+    """In another order the cache would be in other pieces, and a run would need more or less."""
+    weights = [torch.nn.Parameter(torch.empty(number)) for number in (1000, 2000, 3000)]
+
+    def move() -> None:
+        for one in reversed(weights):
+            one.data = one.data.cuda()
+
+    session = DrySession("RTX 3060", has_bar=False)
+    session.run(move)
+    session.run(lambda: None)
+    report = DrySession("RTX 3060", origin=session, has_bar=False, is_lasting=False).run(lambda: weights[0] * 2)
+    assert report.timeline.requested_bytes[:3].tolist() == [12000, 8000, 4000]

@@ -42,14 +42,7 @@ from oom_magic.predict.isolation.reach import Reach, used_by_other_threads, user
 from oom_magic.predict.isolation.run_threads import threads_of_run
 from oom_magic.predict.isolation.scripted_modules import scripted_let_go
 from oom_magic.predict.isolation.snapshot import Changes, Snapshot
-from oom_magic.predict.isolation.tensor_names import (
-    find_name,
-    has_own_data,
-    is_plain,
-    kind_of,
-    names_of,
-    unnamed,
-)
+from oom_magic.predict.isolation.tensor_names import find_name, has_own_data, is_plain, kind_of, names_of, unnamed
 
 
 class TensorExchange:
@@ -154,7 +147,7 @@ class TensorExchange:
         self, journal: Journal, pairs: list[ExchangedPair], live: list[torch.Tensor], give_scripted: Callable[[], None]
     ) -> None:
         """Exchange the tensors that can be exchanged; gradients only with their tensors."""
-        tensors = self._exchangeable(live)
+        tensors = sorted(self._exchangeable(live), key=self._address)
         grads = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
         are_grads = {id(grad) for _unused, grad in grads}
         were_grads = {id(grad) for tensor, grad in grads if self._had_grad(tensor, grad)}
@@ -177,6 +170,14 @@ class TensorExchange:
                 tensor.grad = grad
         self._exchanged = {id(one.tensor) for one in pairs}
         give_scripted()
+
+    def _address(self, tensor: torch.Tensor) -> int:
+        """Where a tensor is on its card, among others: the copies are placed in this order, so that the pretend cache is
+        in like pieces."""
+        if tensor.device.type == "cuda":
+            return tensor.untyped_storage().data_ptr()
+        storage = None if self._origin is None else self._origin.gpu.storage_of(self._origin.template(tensor))
+        return -1 if storage is None else storage.allocation
 
     def _had_grad(self, tensor: torch.Tensor, grad: torch.Tensor) -> bool:
         """Whether the gradient was there when the run began from whose beginning this one starts."""
