@@ -172,8 +172,7 @@ class TensorExchange:
         give_scripted()
 
     def _address(self, tensor: torch.Tensor) -> int:
-        """Where a tensor is on its card, among others: the copies are placed in this order, so that the pretend cache is
-        in like pieces."""
+        """Where a tensor is on its card. Copies are placed in this order: then the cache is in like pieces."""
         if tensor.device.type == "cuda":
             return tensor.untyped_storage().data_ptr()
         storage = None if self._origin is None else self._origin.gpu.storage_of(self._origin.template(tensor))
