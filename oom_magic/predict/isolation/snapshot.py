@@ -96,6 +96,7 @@ class _Parts:
     def each(self) -> Iterator[tuple[Any, tuple[Hashable, ...], Any, Any]]:
         """The object, a path in it, the container there, and what it held; each container where it is found first."""
         noted = [{id(one): (one, held) for alike in level for one, held in alike.pairs()} for level in self.levels]
+        level: list[tuple[Any, tuple[Hashable, ...], Any]]
         level = [(owner, (), root) for owner, root in zip(self.owners, self.roots, strict=True)]
         for contents in noted:
             below: list[tuple[Any, tuple[Hashable, ...], Any]] = []

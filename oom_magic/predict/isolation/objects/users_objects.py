@@ -165,7 +165,7 @@ class _Walk:
                 self._notes.add_undo(functools.partial(_restore_class, kind, _of_class(kind), dict(vars(kind))))
         for one in filter(is_iterator, modules):
             self._iterators.watch(one)
-        tables = list(map(vars, modules))
+        tables: list[dict[str, Any]] = [vars(one) for one in modules]
         if any(map(has_copy, set(map(type, chain.from_iterable(map(dict.values, tables)))))):
             for table in tables:
                 self._copies.give(table)
