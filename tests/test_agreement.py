@@ -36,7 +36,7 @@ def comparable_truth(name: str) -> agreement.Truth:
 _REST = [pytest.param(name, marks=pytest.mark.slow) for name in _TRUTHS if name not in _SELECTED]
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [*_SELECTED, *_REST])
 def test_dry_run_equals_cuda(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The forwards were recorded under a dispatch mode, in which plain attention does not add its mask in place.

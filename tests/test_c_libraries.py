@@ -182,6 +182,7 @@ WAYS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_what_a_c_library_writes_is_not_written(way: Callable[[], None]) -> None:

@@ -41,6 +41,7 @@ def test_roberta_the_scores_are_named():
     assert diagnosis.tip is None  # their text has no tip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("fields", "theirs"),
     [({"microbatch_size": 4}, (9, 10)), ({"microbatch_size": 2}, (5, 6)), ({"microbatch_size": 1}, (3, 4))],
@@ -86,12 +87,14 @@ def test_what_a_described_run_does_already_is_not_advised():
     assert "checkpointing" in offered and not offered & {"chunked_loss", "smaller_batch_any"}
 
 
+@pytest.mark.slow
 def test_qwen_fails_in_the_dry_run_where_it_failed():
     failure = qwen().dry_run(stop_after_steps=1).out_of_memory
     assert failure.operator == "aten::_log_softmax"
     assert failure.requested_bytes == 2374 * MIB
 
 
+@pytest.mark.slow
 def test_qwen_their_settings_fit():
     assert 9 <= peak(qwen(microbatch_size=1, seq_len=1024, rank=32)) <= 12
 

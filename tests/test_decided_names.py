@@ -251,6 +251,7 @@ def small() -> None:
     assert loss.item() == 3.0 and weight.grad.tolist() == [-2.0] * 3  # type: ignore[union-attr]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "work",
     [minimal, trained, foreach, recurrent, convolutions, embedded, half_on_each, written_in_place, small],

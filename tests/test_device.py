@@ -97,6 +97,7 @@ def _names() -> list[Any]:
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", _names())
 def test_a_program_takes_what_the_card_gave(name: str) -> None:
     """Allocated where cuDNN has no say; what the card gave lies between the exact figure and the most that is said."""

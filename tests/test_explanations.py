@@ -113,6 +113,7 @@ def test_wrong_options_are_refused_in_chinese(shell, line, says):
     assert not re.search(r"(?:[a-z]{2,}[ ,]+){3,}[a-z]+", said)
 
 
+@pytest.mark.slow
 def test_a_described_run_is_priced(shell, monkeypatch, capsys):
     monkeypatch.setattr(pricing, "remedy_specs", lambda _: [])  # only sizes: fewer dry runs
     line = "--model distilgpt2 --batch 16 --seq 128 --gpu 'RTX 3060' --memory 2.5GiB"
@@ -134,6 +135,7 @@ def test_the_last_dry_failure_is_explained_at_once(shell):
     assert words["held_as_module"] == "模块 Sequential" and words["held_by_error"].endswith("处的 OutOfMemoryError")
 
 
+@pytest.mark.slow
 def test_under_a_limit_the_card_is_the_limit(shell):
     """What is outside PyTorch does not count towards it, and nothing is bought."""
     on_a_larger = [cell.replace("1GiB", "8GiB") for cell in (MODEL, FAILING)]
@@ -166,6 +168,7 @@ def pasted_peak(shell, cell):
     return shell.user_ns["pasted"].peak_allocated_bytes
 
 
+@pytest.mark.slow
 def test_code_to_paste_takes_what_was_promised(shell):
     """Word for word in the place of the statements that it changes."""
     failed = shell.run_cell(WIDE, store_history=True)
@@ -219,6 +222,7 @@ losses = evaluate()
 """
 
 
+@pytest.mark.slow
 def test_an_evaluation_after_the_training_is_rehearsed_with_it(shell):
     shell.run_cell(EVALUATING)
     diagnosis = run(shell, "%oom_explain")
@@ -283,6 +287,7 @@ def test_a_cell_that_only_loads_is_rehearsed_with_the_loading_changed(shell):
     assert not {"half_weights", "qlora", "smaller_batch"} & set(remedies)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("magic", ["", "%%time"])
 @needs_what_graphs_saved
 def test_a_list_that_keeps_graphs_is_named_and_mended(shell, magic):
@@ -311,6 +316,7 @@ def test_lists_that_are_compared_later_go_to_the_host_together(shell):
     assert [line for line in best.code.replace(" ** ", "**").splitlines() if line[:1] not in ("", "#")] == fixed
 
 
+@pytest.mark.slow
 def test_a_buffer_that_is_filled_is_no_leak(shell):
     setup = f"{CARD}import torch\nnet = torch.nn.Linear(1024, 1024).cuda()\nbuffer = torch.zeros(16, 8192, 1024, device='cuda')"
     shell.run_cell(setup)
@@ -333,6 +339,7 @@ def test_what_a_forward_collects_for_itself_is_no_leak(shell):
     assert diagnosis.cause == Cause.ACTIVATIONS and diagnosis.growth is None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("made", "turn"),
     [
@@ -412,6 +419,7 @@ def test_an_average_of_the_weights_is_no_model_loaded_twice(shell):
     assert "same_model_twice" not in {one.key for one in diagnosis.evidence}
 
 
+@pytest.mark.slow
 def test_a_model_loaded_over_an_older_one_is_noticed(shell, monkeypatch):
     monkeypatch.setattr(pricing, "remedy_specs", lambda _: [])
     card = "%%gpumem --no-plot --gpu 'RTX 3060' --memory 1GiB\n"

@@ -132,6 +132,7 @@ def peaks(sizes: Sizes) -> list[int]:
     return [sizes.report(batch_size=batch, width=width).peak_reserved_bytes for batch, width in points]
 
 
+@pytest.mark.slow
 def test_sizes_are_the_same_with_copies_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     ranges = {"batch_size": (1, 64), "width": (8, 128)}
     alone = size(train, gpu="T4", **ranges)

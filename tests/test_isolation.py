@@ -283,6 +283,7 @@ def tensors() -> None:
 WAYS = [numpy_files, standard_files, users_files, databases, programs, threads, logs, tensors]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_what_a_dry_run_does_is_not_done(
     way: Callable[[], None], tmp_path: Path, here: None, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch
@@ -329,6 +330,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
 KEPT = {"mkdir": os.mkdir}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_was_not_foreseen_is_refused_by_name_and_line(name: str, tmp_path: Path, here: None) -> None:
     os.chdir(tmp_path)

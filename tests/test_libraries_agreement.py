@@ -44,6 +44,7 @@ def steps_of(case: Callable[[Path], None], folder: Path) -> list[list[int]]:
     return [[step.peak_allocated_bytes, step.peak_reserved_bytes] for step in report.steps]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.skipif(bool(other_versions(TRUTH["versions"])), reason=other_versions(TRUTH["versions"]))
 @pytest.mark.parametrize("name", CASES)
 def test_each_step_takes_what_cuda_takes(name: str, folder: Path) -> None:

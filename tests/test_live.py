@@ -83,6 +83,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("batch", "seq", "memory", "name", "formula", "expression", "cause"), CASES)
 def test_the_tensor_of_a_dry_run(batch, seq, memory, name, formula, expression, cause):
     error, session = failed(batch, seq, memory)

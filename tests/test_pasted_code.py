@@ -49,6 +49,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.slow
 def test_what_stands_first_in_shapes_is_a_batch_whatever_it_is_called(shell: Any) -> None:
     """Many rows of the model's input are one of the user's samples, such as the points on a ray."""
     shell.run_cell(

@@ -41,6 +41,7 @@ def _cases() -> list[Any]:
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="recorded with torch 2.13")
 @pytest.mark.parametrize(("case", "peaks"), _cases())
 def test_peaks_are_true(case: Case, peaks: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:

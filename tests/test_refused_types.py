@@ -105,6 +105,7 @@ def test_halves_are_transformed_back_where_the_real_numbers_are_a_power_of_two()
     om.dry_run(lambda: torch.fft.irfft(torch.fft.rfft(of(64, dtype=HALF))))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", REFUSED)
 def test_mixed_types_are_refused_as_on_cuda(name: str) -> None:
     function, words = REFUSED[name]

@@ -53,6 +53,7 @@ def values(model: nn.Module) -> Any:
     return [(name, one.tolist(), one.device, one.dtype) for name, one in model.state_dict().items()], grads, kept
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("make", [scripted, traced, part])
 def test_a_users_module_trains_on_the_pretend_gpu_and_is_as_before(

@@ -321,6 +321,7 @@ PYTORCHS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", PYTORCHS)
 def test_what_pytorch_holds_is_as_before(name: str) -> None:
     read, change = PYTORCHS[name]

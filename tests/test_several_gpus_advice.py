@@ -42,6 +42,7 @@ model = fully_shard(net, reshard_after_forward=False)"""
 HALF = "model = model.to(torch.bfloat16)"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_function", [False, True])
 @pytest.mark.parametrize(
     ("key", "change", "spreads"),
@@ -70,6 +71,7 @@ def test_the_users_own_statements_take_what_was_promised(
     assert pasted.begin([], 0).peak_allocated_bytes == promised < before
 
 
+@pytest.mark.sampled(1)
 @needs_fsdp2
 @pytest.mark.parametrize("condition", ["", " if micro < 2 else nullcontext()"])
 def test_gradients_that_accumulate_are_not_reduced_under_fsdp2_either(condition: str) -> None:
@@ -112,6 +114,7 @@ Trainer(model, args, train_dataset=rows).train()
 """
 
 
+@pytest.mark.sampled(1)
 @needs_fsdp2
 @pytest.mark.parametrize(
     ("cell", "variant", "start"),

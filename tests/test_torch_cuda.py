@@ -170,6 +170,7 @@ def pinned_activations() -> None:
     out.sum().backward()
 
 
+@pytest.mark.sampled(2)
 @recorded_with("2.13")
 @pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
 @pytest.mark.parametrize("claim", [of_sizes, by_name, as_default, pinned, pinned_activations], ids=lambda f: f.__name__)

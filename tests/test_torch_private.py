@@ -218,6 +218,7 @@ def test_what_is_missing_is_named() -> None:
         torch_private.check(names)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["torch.overrides._get_current_function_mode_stack", "torch.library._defs"])
 def test_a_pytorch_that_lacks_one_is_told_before_anything_is_imported(name: str) -> None:
     code = f"import oom_magic as om, torch\ndel {name}\nom.dry_run(lambda: torch.ones(3, device='cuda'))"

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement
 from oom_magic.memory.categories import CATEGORIES, Category
-from oom_magic.predict.silence import silenced
 
 if TYPE_CHECKING:
     import numpy as np
@@ -200,6 +199,8 @@ def refine_with_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Diagnosis:
     """The diagnosis, its cause settled by a dry run of the setup if that runs out of memory too."""
     if diagnosis.cause is not Cause.UNKNOWN:
         return diagnosis
+    from oom_magic.predict.silence import silenced  # loads PyTorch, which texts do not need
+
     try:
         with silenced():
             report = setup.dry_run()
