@@ -449,7 +449,7 @@ def _rises(timeline: Timeline, replayed: Replay) -> IntArray:
 def _by_step(timeline: Timeline, replayed: Replay) -> tuple[StepUsage, ...]:
     """One row per optimizer step that ended; the first begins with the first event."""
     length = len(replayed.allocated_bytes)
-    positions = [mark.position for mark in timeline.marks if mark.kind is MarkKind.STEP_END]
+    positions = timeline.positions(MarkKind.STEP_END)
     ends = [position for position in positions if position <= length]
     steps: list[StepUsage] = []
     start = 0

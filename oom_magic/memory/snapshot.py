@@ -41,7 +41,7 @@ class _Writer:
 
     def snapshot(self) -> dict[str, Any]:
         """What ``torch.cuda.memory._snapshot()`` would return for device 0."""
-        empties = {mark.position for mark in self._timeline.marks if mark.kind is MarkKind.EMPTY_CACHE}
+        empties = set(self._timeline.positions(MarkKind.EMPTY_CACHE))
         for position, event in enumerate(self._timeline.order.tolist()):
             if position in empties:
                 self._allocator.empty_cache()

@@ -155,14 +155,18 @@ class Timeline:
         taken: dict[str, Any] = {name: getattr(self, name)[kept] for name in _COLUMNS}
         return replace(self, order=order, marks=marks, **taken)
 
+    def positions(self, kind: MarkKind) -> list[int]:
+        """The events just before which something of a kind happened, in their order."""
+        return [mark.position for mark in self.marks if mark.kind is kind]
+
     def num_steps(self) -> int:
         """How many optimizer steps ended."""
-        return sum(mark.kind is MarkKind.STEP_END for mark in self.marks)
+        return len(self.positions(MarkKind.STEP_END))
 
     @property
     def was_left(self) -> bool:
         """Whether the user's code would have gone on after the last step."""
-        return any(mark.kind is MarkKind.LEFT for mark in self.marks)
+        return bool(self.positions(MarkKind.LEFT))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and strings, ready for JSON."""

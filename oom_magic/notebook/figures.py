@@ -215,7 +215,7 @@ def _draw_phases(axes: Axes, curve: Curve) -> None:
 
 def _draw_steps(axes: Axes, report: MemoryReport) -> None:
     start = 0
-    ends = [mark.position for mark in report.timeline.marks if mark.kind is MarkKind.STEP_END]
+    ends = report.timeline.positions(MarkKind.STEP_END)
     for number, end in enumerate(ends, 1):
         axes.axvline(end, color=LIGHT["quiet"], linewidth=0.6, alpha=0.5)
         _label_span(axes, start, end, _("step {number}", number=number), -0.13, 0.05)

@@ -58,7 +58,7 @@ def step_picture(report: MemoryReport) -> Picture:
 
 def _last_step(timeline: Timeline) -> tuple[int, int, str]:
     """First event, end and name of the stretch to draw."""
-    ends = [mark.position for mark in timeline.marks if mark.kind is MarkKind.STEP_END]
+    ends = timeline.positions(MarkKind.STEP_END)
     if len(ends) > 1:
         return ends[-2], ends[-1], _("step {number}", number=len(ends))
     return 0, timeline.num_events, _("the run")

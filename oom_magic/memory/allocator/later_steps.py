@@ -79,8 +79,8 @@ def course_of(timeline: Timeline, batches: int = 1, more_batches: int = 0) -> Co
     Each step has ``batches`` batches, of which the last comes ``more_batches`` more times. What would then leave more
     than it found, as a leak does, is not repeated.
     """
-    ends = [mark.position for mark in timeline.marks if mark.kind is MarkKind.STEP_END]
-    left = [mark.position for mark in timeline.marks if mark.kind is MarkKind.LEFT]
+    ends = timeline.positions(MarkKind.STEP_END)
+    left = timeline.positions(MarkKind.LEFT)
     if len(ends) < 2 or left != ends[-1:]:
         return Course(timeline, tuple(_stretches(timeline, 0, timeline.num_events)))
     start, stop = ends[-2:]
@@ -115,7 +115,7 @@ def _stretches(
     timeline: Timeline, start: int, stop: int, carried: Pairs = (), skipped: frozenset[int] = frozenset()
 ) -> Iterator[Stretch]:
     """The events from ``start`` to ``stop``, but for the frees of allocations ``skipped``."""
-    empties = {mark.position for mark in timeline.marks if mark.kind is MarkKind.EMPTY_CACHE}
+    empties = set(timeline.positions(MarkKind.EMPTY_CACHE))
     cuts = [start, *sorted(one for one in empties if start < one < stop), stop]
     for begin, end in pairwise(cuts):
         events = [event for event in timeline.order[begin:end].tolist() if ~event not in skipped]

@@ -157,7 +157,7 @@ def _between_stops(
 ) -> Iterator[list[int]]:
     """Runs of events; empties the cache, and allocates and frees ``transient`` memory, between them."""
     order = timeline.order.tolist()
-    empties = {mark.position for mark in timeline.marks if mark.kind is MarkKind.EMPTY_CACHE}
+    empties = set(timeline.positions(MarkKind.EMPTY_CACHE))
     for start, stop in pairwise([0, *sorted(empties.union(transient)), len(order)]):
         _take_transient(allocator, transient.get(start, 0))
         if start in empties:

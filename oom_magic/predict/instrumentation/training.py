@@ -109,7 +109,7 @@ class Training:
     def calls_of_peak(self, report: MemoryReport) -> list[ModelCall]:
         """The calls of models in the step of a report's peak, up to it."""
         position, first = report.peak_position, self.begins_at[0] if self.begins_at else 0
-        ends = (mark.position for mark in report.timeline.marks if mark.kind is MarkKind.STEP_END)
+        ends = report.timeline.positions(MarkKind.STEP_END)
         ended = max((end for end in ends if end <= position), default=0)
         return [call for call in self.model_calls if call.is_model and ended <= call.position - first <= position]
 

@@ -165,12 +165,12 @@ class Snapshot:
         level = roots
         for _ in range(depth):
             level = list(itertools.compress(level, map(_CONTAINERS.__contains__, map(type, level))))
-            by_identity = dict(zip(identities(level), level, strict=True))
-            are_new = map(operator.not_, map(self._seen.__contains__, by_identity))
-            level = list(itertools.compress(by_identity.values(), are_new))
-            self._seen.update(by_identity)
+            known = by_identity(level)
+            are_new = map(operator.not_, map(self._seen.__contains__, known))
+            level = list(itertools.compress(known.values(), are_new))
+            self._seen.update(known)
             kinds = dict.fromkeys(map(type, level))
-            levels.append([Alike.of(kind, _of_kind(kind, level) if len(kinds) > 1 else level) for kind in kinds])
+            levels.append([Alike.of(kind, of_kind(kind, level) if len(kinds) > 1 else level) for kind in kinds])
             held = ((one.values or one.items) for one in levels[-1])
             level = list(itertools.chain.from_iterable(held))
 
@@ -206,7 +206,8 @@ class Snapshot:
                 stack.callback(undo)
 
 
-def _of_kind(kind: Any, containers: list[Any]) -> list[Any]:
+def of_kind(kind: Any, containers: list[Any]) -> list[Any]:
+    """Those that are of this type itself."""
     return list(itertools.compress(containers, map(operator.is_, map(type, containers), itertools.repeat(kind))))
 
 
@@ -227,6 +228,11 @@ def addresses_in(items: list[Any]) -> bytes:
 def identities(items: list[Any]) -> list[int]:
     """``id`` of each, without the audit event that is raised by each call of it, and that takes ten times as long."""
     return memoryview(addresses_in(items)).cast("P").tolist()
+
+
+def by_identity(items: list[Any]) -> dict[int, Any]:
+    """Each object once, by its identity, in their order."""
+    return dict(zip(identities(items), items, strict=True))
 
 
 def is_unchanged(before: Any, now: Any) -> bool:

@@ -139,7 +139,7 @@ class Peaks:
     @cached_property
     def _empties(self) -> list[int]:
         """The events before which the cache is emptied."""
-        return [mark.position for mark in self.structure.timeline.marks if mark.kind is MarkKind.EMPTY_CACHE]
+        return self.structure.timeline.positions(MarkKind.EMPTY_CACHE)
 
     @cached_property
     def _signs(self) -> IntArray:

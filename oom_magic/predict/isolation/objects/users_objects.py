@@ -33,7 +33,7 @@ from oom_magic.predict.isolation.objects.copies import Copies, has_copy, set_ite
 from oom_magic.predict.isolation.objects.iterators import Iterators, is_iterator
 from oom_magic.predict.isolation.objects.restorations import restoration_of
 from oom_magic.predict.isolation.reach import NOT_WALKED, is_users, is_users_class, is_users_module, users_modules
-from oom_magic.predict.isolation.snapshot import Snapshot, identities, is_unchanged
+from oom_magic.predict.isolation.snapshot import Snapshot, by_identity, identities, is_unchanged, of_kind
 from oom_magic.user_code import is_users_file
 
 MOST_OBJECTS, _MOST_ITEMS = 25_000, 100
@@ -177,7 +177,7 @@ class _Walk:
         """Note those of some kinds of containers; the others."""
         kinds = set(map(type, level))
         for kind in kinds.intersection(alike):
-            some = level if len(kinds) == 1 else [one for one in level if type(one) is kind]
+            some = level if len(kinds) == 1 else of_kind(kind, level)
             self._note_all(kind, some, below)
         return list(compress(level, map(operator.not_, map(alike.__contains__, map(type, level)))))
 
@@ -455,7 +455,7 @@ def note_state(
     values = list(chain.from_iterable(map(dict.values, map(vars, live.modules))))
     kinds = {kind for kind in set(map(type, values)) if "config" in kind.__name__.lower() and kind.__dictoffset__}
     configs = list(compress(values, map(kinds.__contains__, map(type, values))))  # of Hugging Face's models
-    snapshot.add_attributes(list(dict(zip(identities(configs), configs, strict=True)).values()), 2)
+    snapshot.add_attributes(list(by_identity(configs).values()), 2)
     for tool in live.tools:
         snapshot.add(vars(tool), 4, tool)
     for namespace in namespaces:

@@ -32,7 +32,7 @@ from typing import Any
 from oom_magic.predict.isolation.patching import patched, undone_at_the_end
 from oom_magic.predict.isolation.process.users_words import users_words, words_of
 from oom_magic.predict.isolation.reach import is_users, is_users_module
-from oom_magic.predict.isolation.snapshot import Alike, addresses_in, fill, identities, is_unchanged
+from oom_magic.predict.isolation.snapshot import Alike, addresses_in, by_identity, fill, identities, is_unchanged
 
 _chain = chain.from_iterable
 _NAMES = sys.stdlib_module_names
@@ -155,7 +155,7 @@ def _tables(modules: list[dict[str, Any]], others: Iterable[Any]) -> list[Any]:
     level += others
     found: dict[int, Any] = {}
     for _ in range(_DEEP):
-        every = dict(zip(identities(level), level, strict=True))
+        every = by_identity(level)
         new = {known: one for known, one in every.items() if known not in found}
         found |= new
         dicts = [one for one in new.values() if isinstance(one, dict)]
