@@ -35,7 +35,7 @@ scatter_reduce_mean unfold unique var_mean
 )
 if VERSION.startswith("2.15"):  # in evaluation: products inside the fused layer; three copies that live to the end
     INEXACT |= {"encoder", "encoder_layer", "encoder_layer_gelu", "transformer", "multinomial_replacement"}
-NOT_THERE = {"aminmax"} if VERSION.startswith("2.6") else set()  # it has no derivative there
+NOT_THERE = {"aminmax"} if VERSION.startswith(("2.6", "2.11")) else set()  # it has no derivative there
 
 
 def dry_numbers(cases: dict[str, Case], **how: bool) -> dict[str, list[int]]:

@@ -51,6 +51,8 @@ def test_packages_in_a_folder_of_ones_own_are_installed(tmp_path: Path, monkeypa
     (tmp_path / "frames-1.0.dist-info").mkdir()
     (tmp_path / "frames-1.0.dist-info" / "METADATA").write_text("Name: frames\nVersion: 1.0\n")
     (tmp_path / "frames-1.0.dist-info" / "RECORD").write_text("frames/__init__.py,,\n../../bin/frames,,\n")
+    (tmp_path / "frames").mkdir()
+    (tmp_path / "frames" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     assert not is_users_file(str(tmp_path / "frames" / "__init__.py"))
     assert is_users_file(str(tmp_path / "mine.py")) and is_users_file(str(tmp_path.parent / "other.py"))

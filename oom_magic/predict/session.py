@@ -215,6 +215,7 @@ class DrySession:
             self._loops_known(function, namespaces),
             self._active(function, list(namespaces)),
             pytorch_state_restored(),
+            checkpoints_ended(),
             self.training.changed(),
         ):
             try:
@@ -361,7 +362,6 @@ class DrySession:
             view = DeviceView(self.fake_gpu)
             stack.enter_context(all_patched(torch_patches(cards, view, self.assume)))
             stack.enter_context(checkpoints_compared_alike())
-            stack.enter_context(checkpoints_ended())
             stack.enter_context(cuda_operators(self.fake_gpu, self.gpu, autocast))
             stack.enter_context(operators_taken_out())
             stack.enter_context(subclasses_taken_out())

@@ -44,7 +44,8 @@ def only_one() -> Iterator[None]:
 def checkpoints_ended() -> Iterator[None]:
     """A checkpointed forward that an error broke off ends with the run.
 
-    Otherwise its hooks on saved tensors stay registered in PyTorch 2.6 for as long as the error's traceback lives.
+    Otherwise its hooks on saved tensors stay registered in PyTorch 2.11 for as long as the error's traceback lives.
+    They take themselves off, so this ends before ``pytorch_state_restored``.
     """
     make = torch.utils.checkpoint._checkpoint_without_reentrant_generator
     made: list[Any] = []

@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -72,6 +73,8 @@ class _RunsOperators:
         with warnings.catch_warnings():
             if _is_called_by_user():
                 warnings.filterwarnings("ignore", "Warning only once for all operators")  # one lies over another
+                if "allow_override" in signature(usual).parameters:
+                    kwargs.setdefault("allow_override", True)  # as PyTorch 2.13 does; 2.11 refuses
             return usual(self._stand_in(library), *args, **kwargs)
 
     def define(self, library: Library, schema: str, *args: Any, **kwargs: Any) -> Any:
