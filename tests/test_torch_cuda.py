@@ -133,6 +133,43 @@ def test_what_is_set_of_a_card_is_told_again_and_reaches_no_real_one() -> None:
     assert any("_set_allocator_settings('expandable_segments:True'): ignored" in one.text for one in report.assumptions)
 
 
+def test_names_that_were_imported_before_are_the_pretend_cards(tmp_path: Path) -> None:
+    cell = """
+from torch import Generator
+from torch.cuda import CUDAGraph, Event, Stream, current_stream, get_device_properties, graph, set_rng_state
+from torch.cuda import MemPool, manual_seed, memory_snapshot, set_per_process_memory_fraction, synchronize, use_mem_pool
+
+class Timer:
+    event = Event
+
+    def stop(self, wait=synchronize):
+        wait()
+
+def work(wait=synchronize):
+    card = get_device_properties(0)
+    set_per_process_memory_fraction(0.5), manual_seed(1), set_rng_state(torch.cuda.get_rng_state()), wait()
+    x = torch.randn(1000, generator=Generator("cuda"), device="cuda")
+    Timer().stop(), Timer.event().record(Stream()), Stream().wait_stream(current_stream())
+    with graph(CUDAGraph()):
+        x += 1
+    assert card.name == torch.cuda.get_device_name() and memory_snapshot() == torch.cuda.memory_snapshot()
+    assert isinstance(Event(), torch.cuda.Event) and isinstance(Stream(), Stream)
+    globals()["synchronize"] = None
+
+def pool():
+    with use_mem_pool(MemPool()):
+        pass
+"""
+    names: dict[str, Any] = {"__name__": "__main__", "torch": torch}
+    exec(compile(cell, str(tmp_path / "work.py"), "exec"), names)
+    before = dict(names), vars(names["Timer"]).copy(), names["work"].__defaults__
+    om.dry_run(names["work"], gpu="A100 80GB")
+    with pytest.raises(NotImplementedError, match=r"torch\.cuda\.MemPool cannot be dry-run"):
+        om.dry_run(names["pool"])
+    assert (names, vars(names["Timer"]), names["work"].__defaults__) == before
+    assert names["synchronize"] is torch.cuda.synchronize and names["Stream"] is torch.cuda.Stream
+
+
 def test_code_that_is_executed_from_text_has_the_card() -> None:
     """What ``exec(open("train.py").read())`` runs is no library that is being imported."""
     code = "import torch\nassert torch.ones(3, device='cuda' if torch.cuda.is_available() else 'cpu').is_cuda"

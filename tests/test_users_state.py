@@ -28,7 +28,7 @@ from oom_magic.interrupts import Interrupts
 from oom_magic.measure.device import cards
 from oom_magic.notebook.cells import hints
 from oom_magic.predict.instrumentation.starting_point import StartingPoint
-from oom_magic.predict.isolation import live_objects, snapshot, tensor_exchange
+from oom_magic.predict.isolation import exchanged_pair, live_objects, snapshot, tensor_exchange
 from oom_magic.predict.isolation.live_objects import heap_set_aside
 from oom_magic.predict.isolation.patching import Journal
 from oom_magic.predict.isolation.process import process_state
@@ -127,7 +127,7 @@ _STEPS: list[tuple[Any, str]] = [
     (snapshot.Snapshot, "restore"),
     (snapshot.Snapshot, "changes"),
     (tensor_exchange.FakeCopies, "make"),
-    (tensor_exchange.ExchangedPair, "swap_back"),
+    (exchanged_pair.ExchangedPair, "swap_back"),
     (snapshot, "fill"),
     (tensor_exchange, "find_live_objects"),
     (process_state, "restore_environment"),

@@ -1,15 +1,17 @@
-"""How large workspaces are: of matrix products by card, version and environment, of convolutions by algorithm."""
+"""How large workspaces are: of matrix products by card, version and environment, of convolutions by algorithm; pools."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 import oom_magic as om
-from oom_magic.memory.workspaces import Workspaces
+from oom_magic.memory.workspaces import Workspaces, private_pools_in
 from oom_magic.predict.kernels.convolutions import Convolution
+from oom_magic.predict.session import DrySession
 from oom_magic.units import MIB
 
 SMALL, LARGE, LT = 8320 * 1024, 2**25, 2**20
@@ -128,3 +130,32 @@ def test_those_that_a_process_holds_are_read_off_its_snapshot():
         (0, ("cublas", 0, 2), SMALL),
         (1, ("cublas", 7, 1), LARGE),
     ]
+
+
+def test_what_a_private_pool_keeps_is_counted_beside_tensors():
+    """Its graph alone may use what is free in it: reserved on the card, not allocated."""
+
+    def block(address: int, size: int, state: str = "active_allocated") -> dict[str, Any]:
+        return {"address": address, "size": size, "requested_size": size, "state": state}
+
+    def segment(card: int, pool: tuple[int, int], *blocks: dict[str, Any]) -> dict[str, Any]:
+        total = sum(block["size"] for block in blocks)
+        return {"device": card, "stream": 0, "segment_pool_id": pool, "total_size": total, "blocks": blocks}
+
+    segments = [
+        segment(0, (0, 0), block(1, 20 * MIB, "inactive")),
+        segment(0, (1, 0), block(2, 8 * MIB), block(3, 12 * MIB, "inactive")),
+        segment(0, (1, 0), block(4, MIB), block(5, MIB)),
+        segment(1, (0, 7), block(6, SMALL), block(7, 3 * MIB)),
+    ]
+    pools = private_pools_in(segments, {2, 5})
+    assert [(*one,) for one in pools] == [(0, (1, 0), MIB, 12 * MIB), (1, (0, 7), SMALL + 3 * MIB, 0)]
+    assert not Workspaces((2, 13), {}).lasting_in(segments, set(), lambda card: (8, 6))
+
+    session = DrySession(has_bar=False, num_gpus=2)
+    for _ in range(2):
+        session.fake_gpu.keep_private_pools(pools)
+        session.fake_gpu.clear_workspaces()
+        report = session.run(lambda: torch.cuda.empty_cache())
+        cards = [(one.peak_allocated_bytes, one.peak_reserved_bytes) for one in report.cards]
+        assert cards == [(MIB, 14 * MIB), (12 * MIB, 12 * MIB)]  # a rest below 1 MiB is not split off

@@ -1,4 +1,4 @@
-"""The workspaces that PyTorch gives to cuBLAS and cublasLt: how large they are, and how long they stay.
+"""The workspaces that PyTorch gives to cuBLAS and cublasLt: how large they are, how long they stay; private pools.
 
 Source: aten/src/ATen/cuda/CublasHandlePool.cpp (``parseChosenWorkspaceSize``, ``parseCUDABlasLtWorkspaceSize``,
 ``getCUDABlasLtWorkspace``), whose history is in the pull requests named below. What version 2.15 does was seen.
@@ -6,6 +6,7 @@ Source: aten/src/ATen/cuda/CublasHandlePool.cpp (``parseChosenWorkspaceSize``, `
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections import Counter
@@ -34,6 +35,34 @@ class KeptWorkspace(NamedTuple):
     card: int
     owner: Owner
     num_bytes: int
+
+
+class PrivatePool(NamedTuple):
+    """The private pool of a CUDA graph or a ``torch.cuda.MemPool``: its card, PyTorch's name for it, and what it holds
+    beside tensors: allocated (workspaces, what C++ keeps), and free, but for its owner alone."""
+
+    card: int
+    name: tuple[int, int]
+    allocated_bytes: int
+    free_bytes: int
+
+
+def private_pools_in(segments: Iterable[Mapping[str, Any]], taken: Collection[int]) -> list[PrivatePool]:
+    """The private pools in ``torch.cuda.memory_snapshot()``; ``taken``: the addresses of tensors."""
+    allocated: Counter[tuple[int, tuple[int, int]]] = Counter()
+    free: Counter[tuple[int, tuple[int, int]]] = Counter()
+    for segment in filter(_is_private, segments):
+        pool = segment["device"], tuple(segment["segment_pool_id"])
+        free[pool] += segment["total_size"]
+        for block in segment["blocks"]:
+            if block["state"] != "inactive":
+                free[pool] -= block["size"]
+                allocated[pool] += 0 if block["address"] in taken else block["size"]
+    return [PrivatePool(*pool, allocated[pool], num_bytes) for pool, num_bytes in free.items()]
+
+
+def _is_private(segment: Mapping[str, Any]) -> bool:
+    return any(segment.get("segment_pool_id", ()))
 
 
 @dataclass(frozen=True)
@@ -102,7 +131,7 @@ class Workspaces:
         """
         found: list[KeptWorkspace] = []
         num_handles: Counter[tuple[int, str, int]] = Counter()
-        for segment in segments:
+        for segment in itertools.filterfalse(_is_private, segments):
             card, stream = segment["device"], segment["stream"]
             libraries = {size: library for library, size in self.lasting_bytes(capability_of(card)).items()}
             for block in segment["blocks"]:

@@ -39,6 +39,7 @@ from oom_magic.predict.isolation.context import (
 )
 from oom_magic.predict.isolation.files.effects import isolated
 from oom_magic.predict.isolation.files.open_files import compressed_written_out
+from oom_magic.predict.isolation.files.substitution import imported_names_followed
 from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.isolation.patching import all_patched
 from oom_magic.predict.isolation.process.operators import operators_taken_out
@@ -367,11 +368,11 @@ class DrySession:
             stack.enter_context(subclasses_taken_out())
             stack.enter_context(self.training.followed())
             stack.enter_context(libraries_followed(self.fake_gpu, self.assume, isolation))
-            show = self.training.show
-            stack.enter_context(compile_followed(self.fake_gpu, self.assume, show, self.follows_compile))
+            stack.enter_context(compile_followed(self.fake_gpu, self.assume, self.training.show, self.follows_compile))
             threads = RunThreads(self._on_thread, (Finished, torch.OutOfMemoryError), self._assume_in_users_code)
             stack.enter_context(all_patched(threads.patches()))
             stack.enter_context(threads.queues_watched())
+            stack.enter_context(imported_names_followed(namespaces))
             stack.enter_context(view)
             stack.enter_context(self.fake_gpu)
             stack.callback(self._exchange.end_copies)

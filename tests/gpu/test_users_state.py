@@ -10,11 +10,13 @@ import pytest
 import torch
 from faults import InjectedError, inject
 from torch import nn
+from torch.cuda import manual_seed, set_per_process_memory_fraction
 
-from oom_magic.predict.isolation import snapshot, tensor_exchange
+from oom_magic.predict.isolation import exchanged_pair, snapshot, tensor_exchange
 from oom_magic.predict.isolation.patching import Journal
 from oom_magic.predict.isolation.process.process_state import other_random_numbers
 from oom_magic.predict.session import DrySession
+from oom_magic.units import MIB
 
 pytestmark = pytest.mark.gpu
 
@@ -91,7 +93,7 @@ def test_what_a_run_does_with_the_card_reaches_the_pretend_one() -> None:
             accelerator.set_stream(stream)
         users.others_event.record(users.stream), users.event.record(users.other), torch.Event(device="cuda").record()
         torch.cuda._set_stream_by_id(users.stream.stream_id, 0, 1)
-        memory._record_memory_history()
+        set_per_process_memory_fraction(0.25), manual_seed(3), memory._record_memory_history()
         memory.reset_accumulated_memory_stats(), accelerator.reset_accumulated_memory_stats()
         (
             memory.empty_cache(),
@@ -104,6 +106,31 @@ def test_what_a_run_does_with_the_card_reaches_the_pretend_one() -> None:
     DrySession(has_bar=False, is_lasting=False).run(work, [users.names])
     assert device() == before
     users.graph.replay()
+
+
+def test_the_pool_of_a_graph_from_before_is_counted() -> None:
+    """What is free in it is reserved for the graph alone; its workspaces are allocated."""
+    gc.collect()  # a graph that is gone takes the workspaces of its stream along
+    net = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)).cuda()
+    inputs, graph = torch.randn(2048, 1024, device="cuda"), torch.cuda.CUDAGraph()
+
+    def train() -> None:
+        for _ in range(3):
+            net(inputs).sum().backward()
+            net.zero_grad()
+
+    train()
+    with torch.cuda.graph(graph):
+        net(inputs).sum().backward()
+    session = DrySession(has_bar=False)
+    for _ in range(2):  # the second starts from what is there already
+        report = session.run(train, [{"net": net, "inputs": inputs}])
+        assert any("private pools" in one.text for one in report.assumptions)
+    torch.cuda.empty_cache(), torch.cuda.reset_peak_memory_stats()
+    train()
+    assert report.peak_allocated_bytes == pytest.approx(torch.cuda.max_memory_allocated(), abs=4096)
+    assert 0 <= report.peak_reserved_bytes - torch.cuda.max_memory_reserved() <= 20 * MIB
+    del graph
 
 
 def _settings() -> Any:
@@ -129,7 +156,7 @@ _STEPS: list[tuple[Any, str]] = [
     (Journal, "record"),
     (snapshot.Snapshot, "restore"),
     (tensor_exchange.FakeCopies, "make"),
-    (tensor_exchange.ExchangedPair, "swap_back"),
+    (exchanged_pair.ExchangedPair, "swap_back"),
     (torch.cuda, "synchronize"),
 ]
 

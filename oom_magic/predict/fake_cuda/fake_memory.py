@@ -17,9 +17,10 @@ from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
 
 from oom_magic.language import _, ngettext
 from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory
+from oom_magic.memory.allocator.segments import SMALL_SEGMENT_BYTES, round_up
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
-from oom_magic.memory.workspaces import KeptWorkspace, Owner
+from oom_magic.memory.workspaces import KeptWorkspace, Owner, PrivatePool
 from oom_magic.predict.fake_cuda.places import Location, Place, Storage, identity, tensors_in
 from oom_magic.predict.fake_cuda.streams import Streams
 from oom_magic.predict.instrumentation.attribution import Attribution
@@ -71,6 +72,7 @@ class FakeMemory:
         self._storages: dict[int, Storage] = {}
         self._overwritten: dict[int, tuple[Storage, str]] = {}  # by key
         self._workspaces: list[dict[Owner, int]] = [{} for _unused in self.recorders]  # of libraries, by owner
+        self._private: dict[tuple[int, tuple[int, int]], int] = {}  # bytes of pools from before, by card and name
 
     # -- places ---------------------------------------------------------------
 
@@ -191,6 +193,22 @@ class FakeMemory:
                 with self.on_card(one.card):
                     number = self.take(one.num_bytes, one.owner[0], Phase.OTHER, Category.WORKSPACE)
                     self.workspaces[one.owner] = number
+
+    def keep_private_pools(self, pools: Iterable[PrivatePool]) -> int:
+        """Hold what private pools have before the code runs, on the cards that exist; the bytes held so far.
+
+        What is free there is reserved for their owners alone: in segments of the small pool, each of a stream of its
+        own, from which a block was taken and freed.
+        """
+        for one in pools:
+            if one.card < len(self.recorders) and one[:2] not in self._private:
+                self._private[one[:2]] = one.allocated_bytes + one.free_bytes
+                with self.on_card(one.card):
+                    self.take(one.allocated_bytes, "private_pool", Phase.OTHER, Category.WORKSPACE)
+                    for _unused in range(round_up(one.free_bytes, SMALL_SEGMENT_BYTES) // SMALL_SEGMENT_BYTES):
+                        with self.streams.alone():
+                            self.recorder.free(self.take(1, "private_pool", Phase.OTHER, Category.WORKSPACE))
+        return sum(self._private.values())
 
     def was_there_before(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's memory was allocated before the trace began."""

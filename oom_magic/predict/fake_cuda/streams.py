@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -41,6 +42,7 @@ class StreamOwner(Protocol):
 _POOL_SIZE = 32  # kStreamsPerPool in c10/cuda/CUDAStream.cpp
 _NUM_PRIORITIES = 4  # max_compile_time_stream_priorities there
 _EXTERNAL = 1 << 32
+_FIRST_ALONE = 1 << 32  # no graph of a run has such a number
 _OF_STREAMS = ("query", "record_event", "synchronize", "wait_stream", "wait_event")
 _OF_EVENTS = ("record", "wait", "query", "synchronize", "elapsed_time")
 
@@ -169,6 +171,7 @@ class Streams:
         self._num_taken: Counter[tuple[int, int]] = Counter()  # by card and priority
         self._current: dict[int, int] = {}  # by card
         self.captured_in: int | None = None  # the private pool of the CUDA graph that is being captured
+        self._alone = count(_FIRST_ALONE)
         self._selected_in = -1  # the backward in which user code selected the current stream
         self._gave_gradient: dict[int, int] = {}  # by card: the stream of the last node that is not AccumulateGrad
         self._first_nodes: dict[int, list[int]] = {}  # by card: from this node of autograd on ...
@@ -224,6 +227,15 @@ class Streams:
         number = self._num_taken[card, level] % _POOL_SIZE
         self._num_taken[card, level] += 1
         return 1 + level * _POOL_SIZE + number
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Inside the block memory is taken from a private pool that nothing else uses."""
+        before, self.captured_in = self.captured_in, next(self._alone)
+        try:
+            yield
+        finally:
+            self.captured_in = before
 
     def select(self, stream: FakeStream) -> Selection:
         """Make a stream and its card current; returns the previous selection."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from oom_magic.memory.workspaces import KeptWorkspace, Workspaces
+from oom_magic.memory.workspaces import KeptWorkspace, PrivatePool, Workspaces, private_pools_in
 from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.isolation.reach import Reach
 
@@ -77,7 +77,7 @@ class StartingPoint:
         self._num_entries = 0
         live = find_live_objects()
         with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
-            self.workspaces = _workspaces(live.tensors)
+            self.workspaces, self.private_pools = kept_on_cards(live.tensors)
             self._tensors = {id(tensor): was for tensor in live.tensors if (was := _state_of(tensor)) is not None}
         for one in (*live.modules, *live.tools):
             self._references[id(one)] = weakref.ref(one)
@@ -97,7 +97,7 @@ class StartingPoint:
         reached = Reach(seen={id(namespace)})  # functions lead to all names
         reached.walk(stayed.values())
         point = cls([namespace], made)
-        point.workspaces = []
+        point.workspaces, point.private_pools = [], []
         point._references = {one: reference for one, reference in point._references.items() if one in reached.seen}
         point._tensors = {
             one: replace(was, has_grad=False)
@@ -261,19 +261,20 @@ def _state_of(tensor: torch.Tensor) -> TensorState | None:
         return None
 
 
-def _workspaces(tensors: Iterable[torch.Tensor]) -> list[KeptWorkspace]:
-    """The workspaces that libraries keep on the real cards."""
+def kept_on_cards(tensors: Iterable[torch.Tensor]) -> tuple[list[KeptWorkspace], list[PrivatePool]]:
+    """What libraries and private pools keep on the real cards, beside ``tensors``."""
     if not torch.cuda.is_initialized():
-        return []
+        return [], []
     taken: set[int] = set()
     for tensor in tensors:
         with suppress(RuntimeError, NotImplementedError):  # wrappers, and tensors without a storage
-            taken |= {tensor.untyped_storage().data_ptr()} if tensor.is_cuda else set()
+            grad = tensor.grad if tensor.is_leaf else None
+            taken |= {one.untyped_storage().data_ptr() for one in (tensor, grad) if one is not None and one.is_cuda}
     snapshot = torch.cuda.memory_snapshot
     # A history that the user records can have a hundred thousand entries.
     options = {"include_traces": False} if "include_traces" in inspect.signature(snapshot).parameters else {}
-    here = Workspaces.here(torch.__version__)
-    return here.lasting_in(snapshot(**options), taken, torch.cuda.get_device_capability)
+    segments, here = snapshot(**options), Workspaces.here(torch.__version__)
+    return here.lasting_in(segments, taken, torch.cuda.get_device_capability), private_pools_in(segments, taken)
 
 
 def _is_users(name: Any) -> bool:

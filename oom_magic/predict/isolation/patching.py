@@ -125,6 +125,18 @@ def patched_names() -> dict[str, list[str]]:
     return {owner: sorted(names) for owner, names in sorted(found.items())}
 
 
+def replaced_in_modules() -> dict[int, tuple[Any, Any]]:
+    """The functions and classes that are replaced now in the package they come from, each with its replacement, by
+    identity."""
+    found: dict[int, tuple[Any, Any]] = {}
+    for one in _active:
+        for name, usual in one.before.items() if isinstance(one.owner, ModuleType) else ():
+            home = getattr(usual, "__module__", None) if callable(usual) else None
+            if home and home.partition(".")[0] == one.owner.__name__.partition(".")[0]:
+                found.setdefault(id(usual), (usual, vars(one.owner)[name]))
+    return found
+
+
 def _name(owner: Any) -> str:
     return owner.__name__ if isinstance(owner, ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
 

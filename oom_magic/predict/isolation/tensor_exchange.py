@@ -9,14 +9,13 @@ user's. If one does, only what the dry run can reach is exchanged, except what t
 stay real, and a dry run that would write to one is refused. The same holds for tensors that PyTorch does not release,
 such as weights that compiled code watches.
 
-Nothing can be lost. The tensors themselves show whether they are exchanged: the copy then has the real tensor's data.
-So the undo is recorded before the exchange, and can be called any number of times.
+Nothing can be lost. The tensors themselves show whether they are exchanged (``exchanged_pair``). So the undo is
+recorded before the exchange, and can be called any number of times.
 """
 
 from __future__ import annotations
 
 import functools
-import gc
 import itertools
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -31,7 +30,8 @@ from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META, Place, identity, is_large
-from oom_magic.predict.instrumentation.starting_point import StartingPoint, TensorState
+from oom_magic.predict.instrumentation.starting_point import StartingPoint, TensorState, kept_on_cards
+from oom_magic.predict.isolation.exchanged_pair import ExchangedPair, tables_of_hooks
 from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_objects
 from oom_magic.predict.isolation.objects.copies import Copies
 from oom_magic.predict.isolation.objects.iterators import Iterators
@@ -126,7 +126,7 @@ class TensorExchange:
         for tell in (self._run_copies.tell, iterators.tell):
             journal.record(functools.partial(tell, assume))
         real = Snapshot(self._others)
-        for hooks in itertools.chain.from_iterable(map(_hooks, live.tensors)):
+        for hooks in itertools.chain.from_iterable(map(tables_of_hooks, live.tensors)):
             real.add_plain(hooks, 1)
         journal.record(real.restore)
         note_state(real, live, namespaces, self._run_copies, assume, above, iterators)
@@ -135,6 +135,7 @@ class TensorExchange:
         if self._start is not None:
             made_anew = functools.partial(_made_anew, self.gpu)
             self._start.restore(real.add, made_anew, self._run_copies.original)
+        self._keep_memory(live.tensors, assume)
         self._exchange(journal, pairs, live.tensors, give_scripted)
         self._guard(journal, live.tensors, pairs, others, namespaces, assume)
         return real
@@ -151,10 +152,6 @@ class TensorExchange:
         grads = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
         are_grads = {id(grad) for _unused, grad in grads}
         were_grads = {id(grad) for tensor, grad in grads if self._had_grad(tensor, grad)}
-        if self._start is not None:
-            self.gpu.keep_workspaces(self._start.workspaces)
-        elif self._origin is not None:
-            self.gpu.keep_workspaces(self._origin.gpu.workspaces_before())
         copies = FakeCopies(self.gpu, self._origin, were_grads, self._start, self._absent)
         done: set[int] = set()
         owners = [tensor for tensor, _unused in grads]
@@ -170,6 +167,23 @@ class TensorExchange:
                 tensor.grad = grad
         self._exchanged = {id(one.tensor) for one in pairs}
         give_scripted()
+
+    def _keep_memory(self, live: list[torch.Tensor], assume: Callable[[str], None]) -> None:
+        """Allocate what libraries and private pools have before the run; without a run before it no workspaces: it
+        makes its own."""
+        if self._start is not None:
+            self.gpu.keep_workspaces(self._start.workspaces)
+        elif self._origin is not None:
+            self.gpu.keep_workspaces(self._origin.gpu.workspaces_before())
+        pools = kept_on_cards(live)[1] if self._start is None else self._start.private_pools
+        num_bytes = self.gpu.keep_private_pools(pools)
+        if num_bytes:
+            assume(
+                _(
+                    "private pools of CUDA graphs or torch.cuda.MemPool from before keep {num_bytes} of the card",
+                    num_bytes=num_bytes,
+                )
+            )
 
     def _address(self, tensor: torch.Tensor) -> int:
         """Where a tensor is on its card. Copies are placed in this order: then the cache is in like pieces."""
@@ -192,11 +206,9 @@ class TensorExchange:
         try:
             # C++ alone may hold it, as a view its base: this hands it to Python; before 2.10 swapping loses the owner
             tensor.requires_grad_(tensor.requires_grad)
-            hooks = tuple(getattr(tensor, name) for name in _HOOKS) if tensor.is_leaf else ()
-            pair = ExchangedPair(tensor, _copy_of(self._copies, tensor, copies.make), tensor._cdata, hooks)
+            pair = ExchangedPair.of(tensor, _copy_of(self._copies, tensor, copies.make))
             journal.record(pair.swap_back)
-            torch._C._swap_tensor_impl(tensor, pair.copy)
-            pair.take_hooks()
+            pair.swap()
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, NotImplementedError):
@@ -289,73 +301,11 @@ def _copy_of(
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangedPair:
-    """A real tensor, its copy, the address of the real tensor's data (``_cdata``), and its hooks."""
-
-    tensor: torch.Tensor
-    copy: torch.Tensor
-    real: int
-    hooks: tuple[Any, ...]
-
-    def remembered(self) -> tuple[weakref.ref[torch.Tensor], torch.Tensor]:
-        """The copy, by a weak reference to its tensor, for the session's next run."""
-        return weakref.ref(self.tensor), self.copy
-
-    def take_hooks(self) -> None:
-        """Let the copy call the hooks: C++ keeps them with the data, Python with the object.
-
-        So they are set where they are already, which lets C++ know (``THPVariable_set_backwards_hooks`` in
-        torch/csrc/autograd/python_variable.cpp).
-        """
-        for name, hooks in zip(_HOOKS, self.hooks, strict=False):
-            if hooks is not None:
-                setattr(self.tensor, name, hooks)
-
-    def swap_back(self) -> None:
-        """Give the tensor its own data back, if the copy has it, and its hooks."""
-        self._swap_back()
-        for name, hooks in zip(_HOOKS, self.hooks, strict=False):
-            if getattr(self.tensor, name) is not hooks:
-                setattr(self.tensor, name, hooks)
-
-    def _swap_back(self) -> None:
-        if self.copy._cdata != self.real:
-            return
-        for _unused in range(2):  # an error may be transient
-            try:
-                torch._C._swap_tensor_impl(self.tensor, self.copy)
-            except RuntimeError:
-                continue
-            return
-        # C++ watches the copy: whoever holds the tensor is given one with its data
-        own = torch.nn.Parameter(self.copy) if isinstance(self.tensor, torch.nn.Parameter) else self.copy
-        _replace_in_containers(self.tensor, own)
-
-
-@dataclass(frozen=True, slots=True)
 class Others:
     """What other threads may touch."""
 
     reach: Reach
     named: str
-
-
-_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-
-
-def _hooks(tensor: torch.Tensor) -> Iterator[Any]:
-    """The tables of hooks of a tensor that has some."""
-    if is_plain(tensor):
-        tables = [getattr(tensor, name) for name in _HOOKS]
-        yield from (table for table in tables if table is not None)
-
-
-def _replace_in_containers(old: Any, new: Any) -> None:
-    for holder in gc.get_referrers(old):
-        if isinstance(holder, dict):
-            holder.update({key: new for key, value in list(holder.items()) if value is old})
-        elif isinstance(holder, list):
-            holder[:] = [new if value is old else value for value in holder]
 
 
 class _Watch:

@@ -1,4 +1,4 @@
-"""Functions of Python's own library exchanged wherever modules hold them, for a while."""
+"""Functions exchanged where modules hold them by name, for a while."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from oom_magic.predict.isolation.reach import users_modules
+from oom_magic.predict.isolation.patching import replaced_in_modules
+from oom_magic.predict.isolation.reach import is_users_class, users_modules
 from oom_magic.predict.isolation.snapshot import identities
 
 _HOLDING_IN_DEFAULTS = (
@@ -63,6 +64,34 @@ def substituted(functions: Sequence[tuple[Any, Any]], namespaces: Sequence[dict[
         for names in (*new, *namespaces):
             for name, value in _bound_to(back, names):
                 names[name] = back[id(value)]
+
+
+@contextmanager
+def imported_names_followed(namespaces: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """What the user imported by name before (``from torch.cuda import synchronize``) is what stands in its module now.
+
+    In ``namespaces``, the user's modules, their classes, and defaults of their functions.
+    """
+    replaced = replaced_in_modules()
+    by_identity = {key: stand_in for key, (_usual, stand_in) in replaced.items()}
+    undo: list[Callable[[], None]] = []
+    try:
+        for names in {id(one): one for one in (*namespaces, *map(vars, users_modules()))}.values():
+            for name, value in _bound_to(by_identity, names):
+                undo.append(partial(_give_back, names, name, by_identity[id(value)], value))
+                names[name] = by_identity[id(value)]
+            for value in list(names.values()):
+                _exchange_in_defaults(value, by_identity, undo)
+            _exchange_in_classes([one for one in _classes_in(names) if is_users_class(one)], by_identity, undo)
+        yield
+    finally:
+        for step in reversed(undo):
+            step()
+
+
+def _give_back(names: dict[str, Any], name: str, stand_in: Any, usual: Any) -> None:
+    if names.get(name) is stand_in:
+        names[name] = usual
 
 
 def _bound_to(wanted: Mapping[int, Any], names: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -115,10 +144,15 @@ def _exchange_in_classes(
             if id(function) in by_identity:
                 undo.append(partial(setattr, owner, name, value))
                 setattr(owner, name, staticmethod(by_identity[id(function)]))
-            elif isinstance(value, FunctionType) and any(id(one) in by_identity for one in value.__defaults__ or ()):
-                defaults = value.__defaults__ or ()
-                undo.append(partial(setattr, value, "__defaults__", defaults))
-                value.__defaults__ = tuple(by_identity.get(id(one), one) for one in defaults)
+            else:
+                _exchange_in_defaults(value, by_identity, undo)
+
+
+def _exchange_in_defaults(value: Any, by_identity: Mapping[int, Any], undo: list[Callable[[], None]]) -> None:
+    if isinstance(value, FunctionType) and any(id(one) in by_identity for one in value.__defaults__ or ()):
+        defaults = value.__defaults__ or ()
+        undo.append(partial(setattr, value, "__defaults__", defaults))
+        value.__defaults__ = tuple(by_identity.get(id(one), one) for one in defaults)
 
 
 def _exchange_in_sets(
