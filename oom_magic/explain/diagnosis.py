@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.budget import Budget
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, PossibleCause
+from oom_magic.explain.evidence.clues.environment import ONE_MEMORY
 from oom_magic.explain.evidence.clues.story import Story
 from oom_magic.explain.evidence.judging import main_failure
 from oom_magic.explain.evidence.tensors import TensorCandidate
@@ -82,6 +83,11 @@ class Diagnosis(Result):
     def is_loading(self) -> bool:
         """Whether it failed while a model was loaded."""
         return self.phase == "loading" or "loads" in self.told
+
+    @property
+    def has_one_memory(self) -> bool:
+        """Whether the machine's CPU and GPU share one memory."""
+        return bool(ONE_MEMORY & set(self.systems))
 
     @property
     def offloads_to_host(self) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import budget_of
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement
-from oom_magic.explain.evidence.clues.limits import limits_in
+from oom_magic.explain.evidence.clues.environment import limits_in
 from oom_magic.explain.evidence.clues.story import Story
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
 from oom_magic.explain.evidence.judging import judge, main_failure

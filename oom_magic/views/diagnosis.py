@@ -221,7 +221,7 @@ def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = "_free"
     elif cause is Cause.HOST_RAM and failure is None:
         suffix = "_told"
-    elif cause is Cause.HOST_RAM and "Jetson" in diagnosis.systems:
+    elif cause is Cause.HOST_RAM and diagnosis.has_one_memory:
         suffix = "_board"
     elif cause is Cause.HOST_RAM and failure is not None and failure.format == "windows_paging_file":
         suffix = "_commit"
@@ -353,9 +353,6 @@ def _evidence(diagnosis: Diagnosis) -> Iterator[Block]:
     items = [one for one in _located(diagnosis) if one != first and one.key not in _SAYS_LITTLE]
     items = [one for at, one in enumerate(items) if not _is_quoted_before(one, items[:at])]
     sentences = [_with_its_words(one, lang) for one in items]
-    if diagnosis.frameworks or diagnosis.systems:
-        names = ", ".join((*diagnosis.frameworks, *diagnosis.systems))
-        sentences.append(translate("frameworks_seen", lang, names=names))
     if diagnosis.setup_phrases:
         setup = in_words(diagnosis.setup_phrases, lang)
         sentences.append(translate("setup_said", lang, setup=setup))

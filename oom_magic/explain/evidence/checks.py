@@ -19,7 +19,8 @@ _TOOLS = {
     "directml": "Task Manager",
 }  # fmt: skip
 # Where a process may run that has its own way to show its RAM.
-_PLACES = {"SLURM": "slurm", "Kaggle": "hosted", "Colab": "hosted", "Windows": "windows", "WSL": "wsl", "in_pod": "pod"}
+_PLACES = {"SLURM": "slurm", "Kaggle": "hosted", "Colab": "hosted", "Windows": "windows", "WSL": "wsl", "in_pod": "pod",
+           "Mac": "mac"}  # fmt: skip
 # The call that shows how much is allocated, by backend.
 _COUNTERS = {
     "cuda": "torch.cuda.memory_allocated()", "mps": "torch.mps.driver_allocated_memory()",
@@ -70,7 +71,9 @@ def check_for(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
         told = clues.run.told
         if backend is None and ("host_fills" in told or (_OF_RAM & told and "speaks_of_gpu" not in told)):
             backend = "cpu"
-        return Evidence(f"check_{cause.value}", {"call": _COUNTERS.get(backend or "cuda", _COUNTERS["cuda"])})
+        return Evidence(
+            f"check_{cause.value}", {"call": _COUNTERS.get(backend or clues.accelerator or "cuda", _COUNTERS["cuda"])}
+        )
     if cause is Cause.HOST_RAM:
         places = (_PLACES[one] for one in (*clues.systems, *clues.run.told) if one in _PLACES)
         return Evidence("_".join(("check_host_ram", *sorted(places)[-1:])))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
+from oom_magic.explain.evidence.clues.environment import ONE_MEMORY
 from oom_magic.explain.evidence.clues.traceback import Clues
 from oom_magic.explain.messages.failure import Failure, rounding_bytes
 from oom_magic.units import GIB, MIB
@@ -29,6 +30,7 @@ _NOTEWORTHY_SHARE = 0.05
 _NEARLY_ALL = 0.9
 _ALMOST_NOTHING = 0.1
 OWN_SHARE = 0.6
+_HALF = 0.5
 # CUDA context and libraries of one process, where the message does not tell them apart from others.
 _OWN_OUTSIDE_BYTES = 3 * GIB // 4
 # The CUDA context takes the rest even of an empty card.
@@ -59,6 +61,7 @@ def number_rules(failure: Failure, clues: Clues) -> Iterator[Support]:
     yield from _too_big_request(failure, clues)
     yield from _above_block_limit(failure)
     yield from _others(failure)
+    yield from _little_of_its_own(failure)
     yield from _mps(failure, clues)
     yield from _fragmentation(failure, clues)
     yield from _refused_with_room(failure, clues)
@@ -174,6 +177,20 @@ def _others(failure: Failure) -> Iterator[Support]:
     if requested is not None and requested > others:
         weight = min(weight, 0.55)  # what was asked for in one piece is more than all that they hold
     yield Support(Cause.OTHER_PROCESS, weight, Evidence("others_unlisted", values))
+
+
+def _little_of_its_own(failure: Failure) -> Iterator[Support]:
+    """A message that does not say what was free: this process held too little to have filled the device."""
+    total, held = failure.total_bytes, failure.pytorch_bytes
+    if not total or held is None or failure.free_bytes is not None or failure.limit_bytes is not None:
+        return
+    if held + (failure.requested_bytes or 0) > total * _HALF:
+        return
+    evidence = Evidence("little_of_its_own", {"held_bytes": held, "total_bytes": total})
+    yield Support(Cause.OTHER_PROCESS, 0.45, evidence)
+    yield Support(Cause.DRIVER_LEVEL, 0.4, evidence)
+    for cause in (Cause.ACTIVATIONS, Cause.WEIGHTS_TOO_BIG, Cause.OPTIMIZER_STATE, Cause.LEAK_OR_RETAINED_REFERENCE):
+        yield Support(cause, -0.7)
 
 
 def is_held_by_others(failure: Failure | None) -> bool:
@@ -328,7 +345,7 @@ def _facts_around(clues: Clues) -> Iterator[Evidence]:
     """Corrections of what the text around a message assumes about the machine."""
     if clues.expandable_segments and "Windows" in clues.systems:
         yield Evidence("fact_expandable_windows")
-    if "shuts_down" in clues.run.told:
+    if "shuts_down" in clues.run.told and not ONE_MEMORY & set(clues.systems):
         yield Evidence("fact_no_shutdown")
     if clues.skips_tactics:
         yield Evidence("meaning_tensorrt_tactic")

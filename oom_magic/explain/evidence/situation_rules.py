@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
+from oom_magic.explain.evidence.clues.environment import ONE_MEMORY
 from oom_magic.explain.evidence.clues.traceback import Clues
 from oom_magic.explain.evidence.number_rules import is_held_by_others
 from oom_magic.explain.evidence.text_rules import computes_plainly, largest_late
@@ -112,7 +113,8 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "page_file" in told:
         yield Support(Cause.HOST_RAM, 0.6, Evidence("told_page_file"))
     if "shuts_down" in told:
-        yield Support(Cause.HOST_RAM, 0.4, Evidence("told_shutdown"))
+        has_two = not ONE_MEMORY & set(clues.systems)
+        yield Support(Cause.HOST_RAM, 0.4, Evidence("told_shutdown") if has_two else None)
     if failure is not None and failure.format == "told_host":
         yield Support(Cause.HOST_RAM, 0.5, None if "killed" in told else Evidence("meaning_told_host"))
     is_told = failure is None or failure.backend is None or failure.format == "told_host"
@@ -281,11 +283,13 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
     ):
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.4, Evidence("told_loading"))
     if "evaluates" in told and _trains(clues):
-        weight, collects = 0.4 if "training_fits" in told else 0.3, 0.22
         if "predicts_all" in told:
-            weight, collects = -0.5, 0.65
-        yield Support(Cause.ACTIVATIONS, weight, Evidence("told_evaluation"))
-        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, collects, Evidence("told_evaluation_collects"))
+            yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.65, Evidence("gathers_predictions"))
+            yield Support(Cause.ACTIVATIONS, -0.5)
+            return
+        yield Support(Cause.ACTIVATIONS, 0.4 if "training_fits" in told else 0.3, Evidence("told_evaluation"))
+        if "keeps_predictions" not in told:
+            yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.22, Evidence("told_evaluation_collects"))
 
 
 def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:

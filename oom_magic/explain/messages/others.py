@@ -164,6 +164,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("scheduler_oom_kill", "cpu", True, r"killedbyyarnforexceeding"),
     ("ray_oom_kill", "cpu", True, r"duetothenoderunninglowonmemory|killedduetomemorypressure\(oom\)"),
     ("notebook_host", "cpu", True, r"crashedafterusing(?:all)?availableram|usedallavailableram"),
+    ("kernel_oom_killer", "cpu", True, r"lowswap:killing"),  # macOS
     ("notebook_host", "cpu", True, r"notebooktriedtoallocatemorememorythanisavailable"),
     # Other frameworks and what they wrap.
     ("vllm", "cuda", True, r"noavailablememoryforthecacheblocks"),

@@ -31,7 +31,8 @@ _WRAPPED_EXCEPTION = re.compile(
 # PyTorch 2.3 prints device 0 as a NUL byte, where the message then ends.
 _NUL_CUT = re.compile(r"\.\s{0,8}G\s?P\s?U[ \t\xa0]*(?:$|\n|\\n|['\"`)|…])")
 # Logged by the allocator that TensorFlow and JAX share: where JAX runs it.
-_XLA_OF_JAX = re.compile(r"external/xla/|pjrt_stream_executor|jaxlib|XLA_PYTHON_CLIENT")
+_OF_JAX = re.compile(r"external/xla/|pjrt_stream_executor|\bjax|XLA_PYTHON_CLIENT")
+_OF_TENSORFLOW = re.compile(r"tensorflow[/\\.](?:python|core)|\bimport tensorflow|\bkeras\b")
 _SEPARATORS = re.compile(r"[\s*`'\"|]+")
 # The device is named elsewhere in the text, if anywhere.
 _OF_ANY_DEVICE = (
@@ -172,7 +173,7 @@ def _placed(item: _Found, room: tuple[int, int], cleaned: str, squeezed: str, ve
     values = dict(item.values)
     if values["format"] == "short" and _NUL_CUT.match(cleaned, item.end):
         values["format"] = "cuda_v2.3_nul_cut"
-    if values["format"] == "tensorflow" and _XLA_OF_JAX.search(cleaned):
+    if values["format"] == "tensorflow" and _OF_JAX.search(cleaned) and not _OF_TENSORFLOW.search(cleaned):
         values |= {"format": "jax", "backend": "jax"}
     if values["format"] in _OF_ANY_DEVICE:
         values["backend"] = named_backend(cleaned) or values["backend"]

@@ -94,11 +94,12 @@ _DEVICE_IS_FINE = re.compile(r"显存(?:占用)?(?:是|都|也|还)?(?:没有?�
 _MEMORY_IN_CHINESE = re.compile("[内內]存|記憶體")
 _MEMORY_OF_HOST = re.compile(r"\bram\b|\bswap\b|\b(?:system|host|main) memory\b", re.I | re.A)
 _NO_DEVICE = re.compile(
-    r"\(no (?:cuda|gpu|video) memory\)|\bnot using (?:the |any )?(?:cuda|gpus?)\b"
+    r"\busing gpu in script\?: ?no\b|\(no (?:cuda|gpu|video) memory\)|\bnot using (?:the |any )?(?:cuda|gpus?)\b"
     r"|\b(?:no|without)(?: \w+)? gpus?\b(?![- ]?(?:memory|ram))|\bnot (?:on |the |of )?(?:gpus?|v-?ram)"
     r"\b(?: memory| ram)?|\bcpu[- ]only\b",
     re.I | re.A,
 )
+_IN_LISTS = re.compile(r"\(GPU\?\)")  # of an environment (transformers-cli env)
 _A_QUESTION = re.compile(
     r"是因为|是不是|是否|难道|\b(?:is|was|could) (?:it|this|that) (?:be )?(?:because|due|caused|related)", re.I | re.A
 )
@@ -177,6 +178,7 @@ def _of_statement(statement: str) -> MessageKind | None:
 
 def _whose_in_all(text: str) -> MessageKind:
     """The same for a whole text, in which only memory counts that is named as the device's or the host's."""
+    text = _IN_LISTS.sub("", text)
     rest = _NO_DEVICE.sub("", text)
     names_host = bool(OF_HOST.search(rest) or _NAMED_HOST.search(rest))
     is_of_device = bool(_MEMORY_OF_DEVICE.search(rest)) or (not names_host and bool(OF_DEVICE.search(rest)))

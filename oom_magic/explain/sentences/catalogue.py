@@ -73,7 +73,7 @@ CATALOGUE: Sentences = {
     ),
     "cause_host_ram": "Host memory (RAM) ran out, not GPU memory.",
     "cause_host_ram_told": "It is host memory (RAM) that is used up, not GPU memory.",
-    "cause_host_ram_board": "The memory that the CPU and the GPU share on this board ran out.",
+    "cause_host_ram_board": "The memory that the CPU and the GPU share on this machine ran out.",
     "cause_host_ram_commit": "What Windows can commit of RAM and page file together ran out, not GPU memory.",
     "cause_shared_memory": (
         "Shared memory (/dev/shm), through which processes such as DataLoader workers pass data, ran out, not GPU"
@@ -143,6 +143,7 @@ CATALOGUE: Sentences = {
     ),
     "memory_grows": "The text says that memory keeps growing.",
     "own_tensors_fill": "PyTorch itself held {held_bytes} of {total_bytes}.",
+    "little_of_its_own": "PyTorch itself held only {held_bytes} of {total_bytes}: its tensors did not fill the device.",
     "whose_not_said": (
         "The message does not say whether that was weights, activations or optimizer state; in training it is"
         " most often activations, which grow with batch size and length."

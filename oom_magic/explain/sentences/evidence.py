@@ -39,7 +39,7 @@ EVIDENCE: Sentences = {
     ),
     # Frames and pasted code.
     "gathers_predictions": (
-        "The evaluation collects the logits of every batch on the GPU until its end; they grow with the evaluation set."
+        "The evaluation collects the logits of every batch until its end; they grow with the evaluation set."
     ),
     "code_appends_tensors": "The pasted loop keeps tensors with their graphs: {line}",
     "code_sums_tensors": (
@@ -259,7 +259,7 @@ EVIDENCE: Sentences = {
     ),
     "told_loading": "The text says that it fails while a model is loaded.",
     "told_evaluation": "It fails in evaluation, whose inputs or batches may be larger than those of training.",
-    "told_evaluation_collects": "Evaluations often collect their results on the GPU.",
+    "told_evaluation_collects": "Evaluations often collect their results until their end.",
     "told_repeated": (
         "The text says that memory is not released, or that a later use fails where an earlier one ran: something is"
         " kept between them."
@@ -410,6 +410,7 @@ EVIDENCE: Sentences = {
     "check_host_ram_hosted": "Watch the notebook's own RAM display while it runs.",
     "check_host_ram_wsl": "Run free -h inside WSL while it works: that is what WSL was given, not the computer's RAM.",
     "check_host_ram_windows": "Watch the committed memory (Task Manager, Performance, Memory) while it runs.",
+    "check_host_ram_mac": "Watch the memory pressure in Activity Monitor while it runs.",
     "check_shared_memory": "Run df -h /dev/shm while it works.",
     "check_driver_level": "Look at the device just before it fails: is it full, and what fills it?",
     "check_not_oom": "Run the same on the CPU: the true error is reported there.",

@@ -151,7 +151,6 @@ PAGE_CATALOGUE: Sentences = {
     "fit_supposed": (
         "Candidates only: some of their dimensions are guesses, as the message does not say which model it is."
     ),
-    "frameworks_seen": "Found in the text: {names}.",
     "confidence_why": "Confidence: {confidence}.",
     # Tensors read from a live exception or from a report.
     "tensor_name_result": "the result of the failing line",

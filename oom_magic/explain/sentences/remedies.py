@@ -63,6 +63,9 @@ REMEDIES: Sentences = {
     "remedy_offload_optimizer": "Keep the optimizer state in RAM and step there.",
     "remedy_shorter_sequences": "Sequences of {after} tokens instead of {before}.",
     "remedy_half_weights": "Weights, gradients and optimizer state in {dtype}; training may become less stable.",
+    "remedy_half_weights_if": (
+        "Weights in {dtype}, where they are still in float32: half the memory; training may become less stable."
+    ),
     "remedy_single_weights": "float32 instead of float64: everything takes half the memory, and is much faster.",
     "remedy_adafactor": "Adafactor instead of Adam: almost no optimizer state.",
     "remedy_sgd": "Plain SGD: no optimizer state.",

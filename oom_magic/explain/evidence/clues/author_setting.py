@@ -38,7 +38,7 @@ _MODEL = r"(?:\w+\s){0,2}(?:models?|weights|checkpoints?|pipeline|llm|unet|netwo
 
 OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "evaluates": said_as(
-        r"(?:during|in|at|while|when|on|after|only)\s(?:the\s|my\s|it\s|i\s|we\s|in\s|at\s|during\s)?(?:evaluat(?:e|es|ing|ion)"
+        r"(?:during|in|at|while|when|on|after|only)\s(?:the\s|my\s|it\s|i\s|we\s|in\s|at\s|during\s|computing\s|running\s){0,2}(?:evaluat(?:e|es|ing|ion)"
         r"|validat(?:e|es|ing|ion)|(?<!after )(?:testing|test)(?! (?:\S+ ){0,4}train)|eval)\b",
         r"evaluation (?:step|loop|phase)", r"(?:evaluation|validation) (?:fails|crashes|ooms?\b)",
         r"(?:进入|到|在)\s?(?:eval|验证|评估)|进行(?:评估|验证)|eval(?:阶段|时)",

@@ -164,7 +164,8 @@ TOLD: dict[str, re.Pattern[str]] = {
     ),
     "after_while": said_as(
         r"after (?:a while|(?:a |some )(?:long )?time|some (?:\w+ )?(?:time|iterations?|steps?|epochs?|batches)"
-        r"|(?:a few|few|several|many|a couple of|around|about|~|\d[\d,.]{0,14}[kK]?\+?) ?(?:\w+ )?(?:hours?|minutes?"
+        r"|(?:around |about |roughly |~){0,2}(?:a few|few|several|many|a couple of|\d[\d,.]{0,14}[kK]?\+?) ?(?:\w+ )?"
+        r"(?:hours?|minutes?"
         r"|mins?|days?|iterations?|iters?|steps?|epochs?|batches|requests?|images?|generations?|runs?|rounds?|episodes?"
         r"|files?|samples?|frames?|videos?|messages?))",
         r"(?:can|could) run (?:some|a few|several) epochs?", r"(?:middle|midst) of (?:the )?training|half-?way"
@@ -394,7 +395,7 @@ _IN_CODE = {
 }
 _LONGEST_BESIDE = 60  # on either side of the words that were found
 _END_OF_CLAUSE = re.compile(r"[!?;。！？；\n]|\.(?=\s|$)")
-_MARKS = re.compile(r"[\s`*#>|]+")
+_MARKS = re.compile(r"(?m:^)[\s>#|]+|[\s`*|]+")
 
 
 def said_in(text: str) -> dict[str, str]:

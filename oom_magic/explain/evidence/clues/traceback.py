@@ -5,6 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from oom_magic.explain.evidence.clues.environment import (
+    libraries_in,
+    quotes_tip,
+    sets_expandable_segments,
+    systems_in,
+)
 from oom_magic.explain.evidence.clues.magnitudes import (
     Magnitude,
     array_bytes,
@@ -141,53 +147,10 @@ _LOGITS = _any(
 )  # fmt: skip
 _CACHE = _any(r"transformers[/\\]cache_utils\.py", r"\b(?:key|value|k|v|kv)_cache\b[^\n]{0,80}= ?torch\.cat\(",
               r"\.cat\([^\n]{0,20}(?:past_(?:key|value|k\b|v\b)|(?:key|value|k|v)_cache)")  # fmt: skip
-_FRAMEWORKS = {
-    "transformers Trainer": re.compile(r"transformers[/\\]trainer\.py|\bTrainer\.train\b|_inner_training_loop", re.A),
-    "accelerate": re.compile(r"\baccelerate[/\\]|accelerator\.\w+\(|accelerate launch", re.A),
-    "deepspeed": re.compile(r"deepspeed", re.I | re.A),
-    "FSDP": re.compile(r"_fsdp_|fully_sharded|\bFSDP\b", re.A),
-    "Lightning": re.compile(r"pytorch_lightning|lightning[/\\]", re.A),
-    "vLLM": re.compile(r"\bvllm\b|llm_engine", re.I | re.A),
-    "ComfyUI": re.compile(r"comfyui(?![/\\](?:\.?venv|models)[/\\])|Exception during processing", re.I | re.A),
-    "bitsandbytes": re.compile(r"bitsandbytes", re.A),
-    "PEFT": re.compile(r"\bpeft\b(?! version)|LoraConfig|get_peft_model", re.I | re.A),
-    "torch.compile": re.compile(r"torchinductor|_inductor|torch[/\\]_dynamo|Topologically Sorted Source Nodes", re.A),
-    "Ray": re.compile(r"\bray::|\bray\.exceptions", re.A),
-}
-_NOT_USED = re.compile(
-    r"\b(?:without|not using|(?:do|did)(?:n't| not) use|instead of|rather than|unlike) [^.,;\n]{0,30}", re.I
-)
-_SYSTEMS = {
-    "Windows": re.compile(
-        r"\b[A-Za-z]:[/\\](?![/\\])|PS [A-Z]:\\|(?<!`)\bpowershell\b|\$env:"
-        r"|\bWindows ?(?:1[01]\b|Server)|\bwin ?1[01]\b"
-        r"|\b(?:on|under|for) Windows\b(?!,| and| or|/)|(?m:^)[\s*-]{0,6}Windows[ \t]*(?m:$)",
-        re.I | re.A,
-    ),
-    "WSL": re.compile(r"\bWSL ?2?\b|/mnt/[a-z]/", re.I | re.A),
-    "Kaggle": re.compile(r"/kaggle/|\bkaggle\b", re.I | re.A),
-    "Colab": re.compile(r"/content/|\bcolab\b", re.I | re.A),
-    "Jetson": re.compile(r"\bjetson\b|NvMap|jetpack", re.I | re.A),
-    "SLURM": re.compile(r"slurm", re.I | re.A),
-}  # fmt: skip
-_EXPANDABLE = _any(
-    r"ALLOC_CONF[\"'\]]{0,3}\s?[=:]\s?[\"']?[\w:,.]{0,80}expandable_segments:True",
-    r"expandable_segments is enabled",
-)
-_NOT_SUPPORTED = re.compile(
-    r"expandable_segments[\s\S]{0,200}?(?:n't|\bnot) (?:\w+ )?support|expandable_segments not supported", re.I
-)
 # In words: a setting beside others says nothing of what its author expects of it.
 _ACCUMULATION = re.compile(r"gradient accumulation(?! steps)|accumulat\w* gradients|梯度累[积计]", re.I)
 # A cell magic's frame quotes the whole cell, so every phase would be found in it.
 _WHOLE_CELL = "get_ipython().run_cell_magic("
-# PyTorch's own tip names the setting too; the user need not have set it.
-_TIP = re.compile(r"try setting\s+\S{0,20}ALLOC_CONF=expandable_segments:True")
-_QUOTED_TIP = _any(
-    r"try\s+setting\s+(?:max_split_size_mb|PYTORCH_\w+)", r"to\s+avoid\s+fragmentation", r"memory is >> allocated"
-)
-
-
 _RAISED = re.compile(r"[\w.]+(?:Error|Exception|Interrupt)(?::|\s*$)")  # what follows a frame without source
 _QUOTED_CODE = re.compile(r"[`\"]([^`\"\n]{3,160}[=(@][^`\"\n]{1,160})[`\"]")
 _FEW_PARAMETERS = re.compile(
@@ -304,6 +267,7 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
     program = find_program(_ASIDE.sub("", raw), all_text, message_format)
     is_of_failure = frames or _is_quoted(failure_start, message_format)  # code in a story is not what failed
     phase = _phase_in(lines, program) if is_of_failure else None
+    accelerator = named_accelerator(head)
     return Clues(
         phase=phase,
         tensor=_tensor("\n".join(innermost)) or (None if lines else _tensor("\n".join(_QUOTED_CODE.findall(head)))),
@@ -314,14 +278,14 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         run=_run_of(head, lines),
         program=program,
         trace=all_text,
-        has_tip=bool(_QUOTED_TIP.search(head)) and not _NOT_SUPPORTED.search(head),
-        frameworks=tuple(name for name, pattern in _FRAMEWORKS.items() if pattern.search(_NOT_USED.sub("", head))),
-        systems=tuple(name for name, pattern in _SYSTEMS.items() if pattern.search(head)),
-        expandable_segments=bool(_EXPANDABLE.search(_TIP.sub("", head))) and not _NOT_SUPPORTED.search(head),
+        has_tip=quotes_tip(head),
+        frameworks=libraries_in(head),
+        systems=systems_in(head, accelerator),
+        expandable_segments=sets_expandable_segments(head),
         names_accumulation=bool(_ACCUMULATION.search(head)),
         card_bytes=card_bytes(head),
         array_bytes=array_bytes(head),
-        accelerator=named_accelerator(head),
+        accelerator=accelerator,
         ram_bytes=ram_bytes(head),
         inputs=large_inputs(head),
         weights_bytes=weights_bytes(head, is_quantizing=program is not None and program.program.key == "quantizing"),

@@ -240,7 +240,7 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
     if diagnosis.cause is Cause.DRIVER_LEVEL and "free_above_request" in keys:
         return ("driver_limit",)
     program = PROGRAMS_BY_KEY.get(diagnosis.program)
-    on_board = "Jetson" in diagnosis.systems and diagnosis.cause is Cause.HOST_RAM  # whose memory is the GPU's, too
+    on_board = diagnosis.has_one_memory and diagnosis.cause is Cause.HOST_RAM  # which is the GPU's, too
     own = () if program is None else _acting(program, Cause.ACTIVATIONS if on_board else diagnosis.cause)
     if diagnosis.cause is Cause.HOST_RAM and not diagnosis.is_loading:
         own = tuple(key for key in own if key != "quantized_model")  # the weights are on the device by then

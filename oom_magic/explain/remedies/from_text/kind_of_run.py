@@ -105,6 +105,7 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
         "diffuses": diagnosis.program in ("diffusers", "diffusion", "webui", "comfyui"),
         "of_tokens": names_tokens(diagnosis),
         "has_ranks": has_ranks(diagnosis),
+        "has_one_memory": diagnosis.has_one_memory,
         "hosted": _HOSTED & set(diagnosis.systems),
         "not_its_input": diagnosis.cause not in (*INPUT_CAUSES, Cause.SYSMEM_FALLBACK),
         "full_of_its_own": diagnosis.cause in (*INPUT_CAUSES[:3], Cause.WEIGHTS_TOO_BIG, Cause.OPTIMIZER_STATE),

@@ -41,10 +41,11 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
     "half_setting": {"dtype": "bf16"},
     "training_settings": {"dtype": "bf16"},
     "half_weights": {"dtype": "bf16"},
+    "half_weights_if": {"dtype": "bf16"},
     "lora": {"rank": 16},
     "qlora": {"rank": 16},
 }
-_IN_HALF = ("mixed_precision", "half_setting", "training_settings", "half_weights")
+_IN_HALF = ("mixed_precision", "half_setting", "training_settings", "half_weights", "half_weights_if")
 _OF_PICTURES = {"makes_pictures", "diffuses", "of_no_tokens", "of_latents"}
 _USUAL = {"program_seen", "precedents", "computing_told", "inference_told", "no_message"}
 # Programs whose settings bound what they keep for requests, whatever filled the rest.
