@@ -125,7 +125,7 @@ def test_the_tip_is_judged(text, key):
 @pytest.mark.parametrize(
     ("before", "first"),
     [
-        ("", "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        ("", "Use expandable segments"),
         ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n", "A smaller microbatch"),
         ("On Windows 11 I set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, in vain:\n", "Set max_split_size_mb"),
     ],

@@ -342,7 +342,7 @@ _OF_SCORES = (
         pytest.param(
             "RTX 4060 8GB, WSL2, yolo train model=yolo11x.pt imgsz=1280 batch=8\nCUDA out of memory. Tried to allocate 400.00 MiB. GPU"
             " 0 has a total capacity of 8.00 GiB of which 0 bytes is free. Of the allocated memory 18.02 GiB is allocated by"
-            " PyTorch, and 612.00 MiB is reserved by PyTorch but unallocated.", ["fallback policy"], ["optimizer state in bf16"],
+            " PyTorch, and 612.00 MiB is reserved by PyTorch but unallocated.", ["no sysmem fallback"], ["optimizer state in bf16"],
             id="weights of a program's own",
         ),
         pytest.param(

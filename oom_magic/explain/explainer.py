@@ -268,7 +268,7 @@ def _diagnosis(reading: _Reading, findings: _Findings, judgement: Judgement) -> 
         expandable_segments=clues.expandable_segments,
         program=clues.program.program.key if clues.program is not None else "",
         limits=limits_in(reading.text),
-        told=clues.run.told | clues.shown,
+        told=clues.run.told | clues.shown | ({"in_prose"} if clues.has_prose else set()),
         run=findings.run,
         accelerator=clues.accelerator,
         place=location.place or _innermost_frame(clues),

@@ -9,21 +9,22 @@ from typing import Any
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import Budget
 from oom_magic.explain.evidence.causes import HOST_CAUSES, INPUT_CAUSES, Cause, Confidence, Evidence, PossibleCause
-from oom_magic.explain.evidence.checks import SERVERS, device_tool
+from oom_magic.explain.evidence.checks import device_tool
 from oom_magic.explain.evidence.checks import is_settled as is_seen_already
-from oom_magic.explain.evidence.clues.programs import PROGRAMS, PROGRAMS_BY_KEY
+from oom_magic.explain.evidence.clues.programs import PROGRAMS_BY_KEY
 from oom_magic.explain.evidence.judging import meaning_of
 from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.told import says_only_killed
-from oom_magic.explain.remedies.from_text.choice import AGAINST, is_named_by_message, printed_by_message
-from oom_magic.explain.remedies.from_text.kind_of_run import is_evaluation, trains
-from oom_magic.explain.remedies.from_text.lines import code_of
+from oom_magic.explain.remedies.from_text.choice import printed_by_message
+from oom_magic.explain.remedies.remedy import Remedy
 from oom_magic.explain.sentences.catalogue import render_evidence, translate
+from oom_magic.explain.sentences.causes import cause_in_words
 from oom_magic.language import Language
 from oom_magic.predict.setups.setup import in_words
 from oom_magic.views.blocks import Block, Code, Description, Details, Part, Parts, Sentence, Table, register
 from oom_magic.views.remedies import Unpriced, Wording, best_remedy, remedies_chart, remedies_details
+from oom_magic.views.words import code_in
 
 _HUES = {
     "budget_allocated": "parameter",
@@ -41,26 +42,10 @@ _HUES = {
 }
 # Saved for the backward: an author who writes "activations" may mean these, too.
 _ACTIVATION_CAUSES = (Cause.LOGITS_OR_LOSS, Cause.ATTENTION_SCORES)
-_INFERENCE = frozenset(program.key for program in PROGRAMS if not program.trains)
-# Remedies that are more specific than the advice for the cause.
-_SPECIFIC_REMEDIES = (
-    "smaller_input",
-    "keep_less",
-    "flash_kernel",
-    "tf_own_process",
-    "smaller_model",
-    "restart_program",
-    "smaller_array",
-    "find_tensor",
-)
-# The remedies that the general advice for a cause names.
-_ADVISED_STEPS = {
-    Cause.ACTIVATIONS: {"smaller_batch_any", "checkpointing"},
-    Cause.WEIGHTS_TOO_BIG: {"half_weights", "qlora", "offload"},
-    Cause.OPTIMIZER_STATE: {"optimizer_8bit", "adafactor", "lora"},
-    Cause.LOGITS_OR_LOSS: {"chunked_loss", "smaller_batch_any"},
-    Cause.ATTENTION_SCORES: {"sdpa", "shorter_sequences_any"},
-}
+_WITH_USUAL_STEPS = (
+    Cause.ACTIVATIONS, Cause.LOGITS_OR_LOSS, Cause.ATTENTION_SCORES, Cause.OPTIMIZER_STATE, Cause.WEIGHTS_TOO_BIG,
+    Cause.UNKNOWN,
+)  # fmt: skip
 _WITHOUT_EFFECT = ("workers", "clearing", "clipping")
 # The remedies that an author's proposal stands for, if it is not the key of one.
 _REMEDIES_OF_PROPOSAL = {
@@ -104,18 +89,6 @@ _AS_CHECKED = ("smaller_input", "smaller_items", "smaller_batch_plain", "check_p
 _RELEASING = ("map_location_cpu", "own_device", "no_grad", "no_retain_graph", "driver_limit")
 # Checks that are worth making though the cause is certain: they say how much was missing.
 _SAYS_HOW_MUCH = ("check_host_ram_slurm", "check_host_ram_pod", "check_host_ram_windows")
-_RESERVING_KEYS = ("program_reserves", "told_generation", "meaning_jax_launch")
-_CACHE_SUFFIXES = {"vllm": "_cache", "sglang": "_cache", "vllm_context": "_context"}
-# Evidence of a second copy of the weights: the suffix of the cause's sentence.
-_COPY_SUFFIXES = {
-    "checkpoint_to_gpu": "_twice",
-    "phase_saving": "_saving",
-    "told_saving": "_saving",
-    "told_without": "_saving",
-    "one_device_holds_more": "_crowded",
-    "ranks_load_to_one": "_crowded",
-}
-_GROWTH_WITHIN_STEP = ("name_sums_a_step", "comprehension_sums_a_step")
 _DEVICES = {"npu": "NPU", "mlu": "MLU"}
 _LONGEST_MESSAGE = 1200
 _MOST_HOLDERS = 12
@@ -132,7 +105,7 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Description:
     first = ""
     if diagnosis.main_failure is not None or diagnosis.cause is not Cause.UNKNOWN:
         first = best_remedy(diagnosis.remedies, diagnosis.as_is, lang) or _advice(diagnosis, lang)
-        blocks += [*_what(diagnosis), _why(diagnosis), _change(diagnosis, first)]
+        blocks += [*_what(diagnosis), _why(diagnosis), _change(diagnosis, first), *_lines(diagnosis, first)]
     blocks += remedies_chart(diagnosis.remedies, diagnosis.as_is, lang)
     heading = "heading_if_so" if _is_checked_first(diagnosis) else "heading_changes"
     unpriced = Unpriced(diagnosis.run, first, translate(heading, lang))
@@ -203,66 +176,16 @@ def _device(failure: Failure, lang: Language) -> str:
     )
 
 
-def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
-    """The cause in one sentence; a full share of a server, or a checkpoint beside its model, is told as that."""
-    failure, suffix = diagnosis.main_failure, ""
-    if cause is Cause.MEMORY_FRACTION_LIMIT and diagnosis.program in SERVERS:
-        suffix = "_server" if failure is None or failure.limit_bytes is None else ""
-        suffix = _CACHE_SUFFIXES.get("" if failure is None else failure.format, suffix)
-    elif cause is Cause.MEMORY_FRACTION_LIMIT and any(one.key in _RESERVING_KEYS for one in diagnosis.evidence):
-        suffix = "_reserved"
-    elif cause is Cause.OTHER_PROCESS and "models_beside" in diagnosis.told:
-        suffix = "_models"
-    elif cause is Cause.DRIVER_LEVEL and diagnosis.program and not PROGRAMS_BY_KEY[diagnosis.program].is_torch:
-        suffix = "_elsewhere"
-    elif cause is Cause.WEIGHTS_TOO_BIG:
-        suffix = next((_COPY_SUFFIXES[one.key] for one in diagnosis.evidence if one.key in _COPY_SUFFIXES), "")
-    elif cause is Cause.FRAGMENTATION and failure is not None and _has_no_cache(failure):
-        suffix = "_free"
-    elif cause is Cause.HOST_RAM and failure is None:
-        suffix = "_told"
-    elif cause is Cause.HOST_RAM and diagnosis.has_one_memory:
-        suffix = "_board"
-    elif cause is Cause.HOST_RAM and failure is not None and failure.format == "windows_paging_file":
-        suffix = "_commit"
-    elif cause is Cause.OPTIMIZER_STATE and any(one.key == "optimizer_set_up" for one in diagnosis.evidence):
-        suffix = "_set_up"
-    elif cause is Cause.ACTIVATIONS and any(one.key == "data_on_device" for one in diagnosis.evidence):
-        suffix = "_data"
-    elif cause is Cause.ACTIVATIONS and any(one.key == "stage_profiling" for one in diagnosis.evidence):
-        suffix = "_trial"
-    elif cause is Cause.ACTIVATIONS and any(one.key in _GROWTH_WITHIN_STEP for one in diagnosis.evidence):
-        suffix = "_together"
-    elif cause is Cause.ACTIVATIONS and _infers(diagnosis):
-        suffix = "_inference"
-    return translate(f"cause_{cause.value}{suffix}", diagnosis.lang)
-
-
-def _has_no_cache(failure: Failure) -> bool:
-    """Whether PyTorch's cache holds less than was requested."""
-    stuck, requested = failure.stuck_bytes, failure.requested_bytes
-    return stuck is not None and requested is not None and stuck < requested
-
-
-def _infers(diagnosis: Diagnosis) -> bool:
-    """Whether nothing shows that a training ran."""
-    if any(one.key == "smaller_batch" and one.needed_bytes is not None for one in diagnosis.remedies):
-        return False  # its rehearsal trained
-    if any(one.values.get("category_key") == "category_activation" for one in diagnosis.evidence):
-        return False  # autograd kept it for a backward
-    return diagnosis.program in _INFERENCE or is_evaluation(diagnosis) or not trains(diagnosis)
-
-
 def _why(diagnosis: Diagnosis) -> Block:
     lang = diagnosis.lang
-    cause = _cause(diagnosis.cause, diagnosis)
+    cause = cause_in_words(diagnosis.cause, diagnosis)
     if diagnosis.confidence is Confidence.OPEN:
         if diagnosis.possible:
             first = diagnosis.possible[0]
             is_usual = {one.key for one in first.evidence} <= {*_SAYS_LITTLE, *_OF_ANY_SUCH_RUN}
             is_usual = is_usual and (bool(first.evidence) or first.cause is Cause.ACTIVATIONS)
             key = "why_usual" if is_usual else "why_possible"
-            cause = translate(key, lang, cause=_cause(first.cause, diagnosis))
+            cause = translate(key, lang, cause=cause_in_words(first.cause, diagnosis))
         return Sentence(translate("line_why_open", lang, text=cause), "strong")
     confidence = translate(f"confidence_{diagnosis.confidence.value}", lang)
     return Sentence(translate("line_why", lang, text=cause, confidence=confidence), "strong")
@@ -288,25 +211,30 @@ def _change(diagnosis: Diagnosis, first: str) -> Block:
     return Sentence(translate(key, lang, check=check, text=first), "good")
 
 
+def _lines(diagnosis: Diagnosis, first: str) -> Iterator[Block]:
+    """The lines of the first change, to copy."""
+    remedy = _first_unpriced(diagnosis)
+    if remedy is not None and remedy.code and first == Wording(diagnosis.remedies, diagnosis.lang).of(remedy):
+        yield Code(code_in(diagnosis.lang, remedy.code), remedy.language)
+
+
 def _advice(diagnosis: Diagnosis, lang: Language) -> str:
-    """The first remedies for the cause, when none is evaluated."""
+    """The first remedy without a price; where none is left, what else there is to say."""
     line = next((one.values["code"] for one in diagnosis.evidence if one.key == "request_of_line"), "")
     if any(one.key in _SIZE_ERRORS for one in diagnosis.evidence):
         return translate("advice_overflow_line" if line else "advice_overflow", lang, code=line)
-    first = diagnosis.remedies[0] if diagnosis.remedies else None
-    is_told = diagnosis.program or is_named_by_message(diagnosis)
-    is_told = is_told or (diagnosis.cause is Cause.FRAGMENTATION and diagnosis.expandable_segments)
-    is_usual = first is None or first.key in AGAINST.get(diagnosis.cause, ())[:1]
-    said = _ADVISED_STEPS.get(diagnosis.cause, set())
-    is_usual = is_usual and (first is None or said <= {one.key for one in diagnosis.remedies})
-    is_told = is_told or not is_usual  # the usual advice begins with a step that is not for this run
-    if first is not None and (code_of(first.key, diagnosis) is not None or is_told or first.key in _SPECIFIC_REMEDIES):
+    first = _first_unpriced(diagnosis)
+    if first is not None:
         return render_evidence(Evidence(f"remedy_{first.key}", first.values), lang)
     if diagnosis.phase == "saving" and diagnosis.cause is Cause.WEIGHTS_TOO_BIG:
         return translate("advice_saving", lang, code=_STATE_ON_HOST)
-    if first is None and said:
-        return translate("advice_unknown", lang)  # the run has each usual step, or nothing speaks for it
+    if diagnosis.cause in _WITH_USUAL_STEPS:  # the run has each of them, or nothing speaks for it
+        return translate("advice_unknown", lang)
     return translate(f"advice_{diagnosis.cause.value}", lang, tool=device_tool(diagnosis.backend))
+
+
+def _first_unpriced(diagnosis: Diagnosis) -> Remedy | None:
+    return next((one for one in diagnosis.remedies if one.needed_bytes is None), None)
 
 
 def _budget(diagnosis: Diagnosis) -> Iterator[Block]:
@@ -382,7 +310,7 @@ def _possible(diagnosis: Diagnosis) -> Iterator[Block]:
         check = render_evidence(first.check, lang)
         blocks.append(Sentence(f"• {translate('possible_first', lang, check=check) if others else check}"))
     for one in others[:_MOST_OTHERS]:
-        cause, degree = _cause(one.cause, replace(diagnosis, evidence=one.evidence)), _degree(one, lang)
+        cause, degree = cause_in_words(one.cause, replace(diagnosis, evidence=one.evidence)), _degree(one, lang)
         text = translate("possible_also", lang, cause=cause, confidence=degree, check=render_evidence(one.check, lang))
         blocks.append(Sentence(f"• {text}", "quiet"))
     if blocks:
@@ -461,7 +389,7 @@ def _causes_named(diagnosis: Diagnosis) -> Iterator[str]:
     for cause in diagnosis.story.causes:
         is_part = cause is Cause.ACTIVATIONS and diagnosis.cause in _ACTIVATION_CAUSES
         agrees = "agrees" if cause is diagnosis.cause or is_part else "possible" if cause in possible else "unsupported"
-        text = _cause(cause, diagnosis)
+        text = cause_in_words(cause, diagnosis)
         yield translate(f"story_cause_{agrees}", diagnosis.lang, cause=text)
 
 

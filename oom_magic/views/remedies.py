@@ -121,16 +121,16 @@ def remedies_details(
 
 
 def _named(remedies: Sequence[Remedy], wording: Wording, unpriced: Unpriced) -> Iterator[Block]:
-    """Remedies without a price, each with its code below it, but for the one on the first screen if it has none."""
+    """Remedies without a price, each with its code below it, but for the one on the first screen."""
     lang = wording.lang
     notes = [_note(one, lang) for one in remedies]
     is_shared = len(notes) > 1 and len(set(notes)) == 1
     for one, note in zip(remedies, notes, strict=True):
         said = f"{wording.of(one)}{'' if is_shared else note}"
-        has_code = bool(one.code) and _is_worthwhile(one)
-        if said != unpriced.first or has_code:
-            yield Sentence(f"• {said}")
-        if has_code:
+        if said == unpriced.first:
+            continue
+        yield Sentence(f"• {said}")
+        if one.code and _is_worthwhile(one):
             yield Code(code_in(lang, one.code), one.language)
     if is_shared and notes[0]:
         yield Sentence(notes[0].strip(" ()"), "quiet")

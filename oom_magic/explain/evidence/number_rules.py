@@ -61,7 +61,7 @@ def number_rules(failure: Failure, clues: Clues) -> Iterator[Support]:
     yield from _too_big_request(failure, clues)
     yield from _above_block_limit(failure)
     yield from _others(failure)
-    yield from _little_of_its_own(failure)
+    yield from _little_of_its_own(failure, clues)
     yield from _mps(failure, clues)
     yield from _fragmentation(failure, clues)
     yield from _refused_with_room(failure, clues)
@@ -179,7 +179,7 @@ def _others(failure: Failure) -> Iterator[Support]:
     yield Support(Cause.OTHER_PROCESS, weight, Evidence("others_unlisted", values))
 
 
-def _little_of_its_own(failure: Failure) -> Iterator[Support]:
+def _little_of_its_own(failure: Failure, clues: Clues) -> Iterator[Support]:
     """A message that does not say what was free: this process held too little to have filled the device."""
     total, held = failure.total_bytes, failure.pytorch_bytes
     if not total or held is None or failure.free_bytes is not None or failure.limit_bytes is not None:
@@ -189,8 +189,10 @@ def _little_of_its_own(failure: Failure) -> Iterator[Support]:
     evidence = Evidence("little_of_its_own", {"held_bytes": held, "total_bytes": total})
     yield Support(Cause.OTHER_PROCESS, 0.45, evidence)
     yield Support(Cause.DRIVER_LEVEL, 0.4, evidence)
-    for cause in (Cause.ACTIVATIONS, Cause.WEIGHTS_TOO_BIG, Cause.OPTIMIZER_STATE, Cause.LEAK_OR_RETAINED_REFERENCE):
+    for cause in (Cause.ACTIVATIONS, Cause.OPTIMIZER_STATE, Cause.LEAK_OR_RETAINED_REFERENCE):
         yield Support(cause, -0.7)
+    if clues.phase != "loading":
+        yield Support(Cause.WEIGHTS_TOO_BIG, -0.7)
 
 
 def is_held_by_others(failure: Failure | None) -> bool:

@@ -120,7 +120,8 @@ def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
         match = kind.pattern.search(cleaned, 0, _LONGEST_STORY)
         if match is not None and not (_is_killed_for_device(kind, cleaned, match) or _is_asked(cleaned, match)):
             is_denied = _NO_DEVICE.search(cleaned, max(0, match.start() - 12), match.end())
-            yield (_whose(cleaned, kind.pattern) if kind.format == "told" or is_denied else kind), match
+            is_open = kind.format == "told" or is_denied or _MEMORY_IN_CHINESE.search(match.group())
+            yield (_whose(cleaned, kind.pattern) if is_open else kind), match
             return
     sign = _sign(cleaned)
     if sign is not None and not _is_asked(cleaned, sign):

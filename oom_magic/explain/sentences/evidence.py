@@ -79,7 +79,8 @@ EVIDENCE: Sentences = {
     "stage_warmup": "{program} failed in its warmup, with as many tokens as it is configured to process at once.",
     "stage_vae": ("{program} failed in the VAE, whose memory grows with the image size and the number of frames."),
     "stage_sampling": "{program} failed while sampling; the memory for that grows with the image size.",
-    "stage_compute": ("{program} failed to allocate its compute buffers, which grow with context and batch (-c, -ub)."),
+    "stage_context": "{program} failed to set up the context: its KV cache and compute buffers.",
+    "stage_compute": "{program} failed to allocate its compute buffers, which grow with context and batch.",
     "stage_building": (
         "{program} failed while it built an engine: it tries kernels there, each with its own workspace."
     ),
@@ -281,7 +282,7 @@ EVIDENCE: Sentences = {
     ),
     "told_late": "It failed only after a while.",
     "large_request": (
-        "{requested_bytes} in one piece are more than a layer's weights take: this is the result of some operation."
+        "{requested_bytes} in one piece: few layers have weights so large; it is rather the result of an operation."
     ),
     "tiny_run": "One small image at a time takes little of a card: something else must fill it.",
     "told_batch_of_one": "Even a batch of 1 does not fit.",

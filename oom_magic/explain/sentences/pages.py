@@ -65,34 +65,13 @@ PAGE_CATALOGUE: Sentences = {
         "Print the sizes that are multiplied in {code}: one of them is wrong (an index used as a length, a -1, a"
         " product that overflowed); a smaller batch would not help."
     ),
-    "advice_weights_too_big": (
-        "Load the weights in bf16 or 4 bits, or spread them with device_map; make sure that no earlier copy"
-        " of the model is still loaded."
-    ),
-    "advice_activations": (
-        "Use a smaller microbatch with gradient accumulation, then activation checkpointing, then smaller inputs."
-    ),
     "advice_saving": "Copy the state to host memory before it is stored or saved: {code}",
-    "advice_logits_or_loss": (
-        "Do not materialize float32 logits for the whole vocabulary at once: use a chunked or fused loss, or a"
-        " smaller microbatch."
-    ),
-    "advice_attention_scores": (
-        "Use an attention kernel that never stores the scores (PyTorch's sdpa, or flash attention), or shorter"
-        " sequences."
-    ),
-    "advice_optimizer_state": (
-        "Use an optimizer with less state (8-bit AdamW, Adafactor) or train fewer parameters (LoRA)."
-    ),
     "advice_leak_or_retained_reference": (
         "Keep numbers, not tensors: loss.item() or .detach() for what is collected over steps; del what is no"
         " longer needed."
     ),
     "advice_memory_fraction_limit": (
         "Raise the limit (set_per_process_memory_fraction, gpu_memory_utilization), or use less memory below it."
-    ),
-    "advice_sysmem_fallback": (
-        "Make the run fit the card's own memory: what the driver moves to host memory only makes it slow."
     ),
     "advice_host_ram": "Use less of the computer's RAM, or give the program more.",
     "advice_shared_memory": (

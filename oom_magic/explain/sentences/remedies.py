@@ -109,7 +109,9 @@ REMEDIES: Sentences = {
         " tensors (loss.item(), .detach())."
     ),
     "remedy_offload": "Keep part of the weights in RAM (device_map).",
-    "remedy_close_processes_any": "Close the other programs that use this device; {tool} lists them.",
+    "remedy_close_processes_any": (
+        "Close the other programs that use this device; {tool} lists them, and the kernels of other notebooks count."
+    ),
     "remedy_unload_models": "Unload models that are not needed now, or put this one on another device.",
     "remedy_whose_process": (
         "See in {tool} whose the other process is: of another program (close it), or of this server itself (then only"
@@ -134,9 +136,9 @@ REMEDIES: Sentences = {
     "remedy_find_tensor": (
         "Check which operation requests so much, and whether a shape there is larger than intended."
     ),
-    "remedy_fallback_policy": (
-        "Set the driver's CUDA sysmem fallback policy to 'prefer no sysmem fallback': the run then fails instead"
-        " of slowing to a crawl."
+    "remedy_fit_card": (
+        "Make the run fit the card's own memory: what the driver moves to host memory only makes it slow (with its policy"
+        " 'prefer no sysmem fallback' it fails at once instead)."
     ),
     "remedy_fewer_workers": "Fewer worker processes: each holds a copy of what it touches.",
     "remedy_fewer_processes": "Start fewer processes at once (workers, jobs): each commits memory of its own.",

@@ -234,7 +234,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "has_batch_of_one": said_as(
         r"(?<!eval_)(?<!val_)(?<!test_)batch[ _-]?size(?: per (?:device|gpu|card))?(?: is| of| to)?\W{1,4}1\b(?!\.?\d)"
         r"|batch[ _-]?size ?(?:已经?)?(?:设置?[成为]|[为是成]|改[成为]|[调降][到至成为])(?:了|最低)? ?1(?![\d.])"
-        r"|\bbs ?= ?1\b(?![\d.])|\b(?:ims_per_batch|(?:imgs|samples)_per_gpu)\W{1,4}(?:equal to )?1\b(?![\d.])"),
+        r"|(?:\bbs ?= ?|--bs )1\b(?![\d.])"
+        r"|\b(?:ims_per_batch|(?:imgs|samples)_per_gpu)\W{1,4}(?:equal to )?1\b(?![\d.])"),
     "has_8bit_optimizer": said_as(r"8[- ]?bit[- _]?adam|adamw?(?:_bnb)?_8bit"),
     "has_workspace": said_as(r"\bmax_workspace_size\W|--workspace[= ]|--memPoolSize"),
     "tiles": said_as(r"enable_(?:vae_)?tiling\(|\b(?:decode|encode)_tiled\w{0,4}\(|\bretrying with tiled\b"),

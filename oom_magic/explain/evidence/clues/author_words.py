@@ -63,7 +63,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"leak(?:s|ing)? (?:of )?(?:gpu )?memory", r"accumulates? memory", r"keep increasing until",
         r"always growing",
         r"\bthe (?:more|longer)\b[^.\n]{0,60}\bthe (?:larger|more|higher|bigger)\b[^.\n]{0,16}\bmemory",
-        r"(?:显存|内存)(?:占用)?(?:会|在)?(?:一直|不断|持续|逐渐|越来越|慢慢|逐步)(?:地|的|在)?(?:增加|增长|上升|升高|涨|变大|多|增大)",
+        r"(?:显存|内存)(?:占用)?(?:会|在)?(?:一直|不断|持续|逐渐|越来越|慢慢|逐步)(?:地|的|在)?(?:增加|增长|上[升涨]|升高|涨|变大|多|增大)",
         r"(?:显存|内存)[^\n，。]{0,6}泄[漏露]",
         # full only after some epochs
         r"\b(?:gpu|memory|vram|ram)\b(?: \w+){0,3} (?:fill(?:s|ed)?(?: up)?|full) (?:\w+ )?after\b",
@@ -128,7 +128,9 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\(cpu memory\)",
         r"(?:memory|usage) (?:usage )?exceeds? \d{2,4} ?gi?b and (?:the process|it)",
         r"\d{1,6} ?gb and \d{1,6} ?gb swap",
-        r"(?:主机|系统|CPU|服务器)\s?内存[^\n]{0,20}(?:增|涨|满|耗尽|不足|爆)", r"内存(?:不足|不够|爆|溢出)",
+        r"(?:主机|系统|CPU|服务器)\s?内存[^\n]{0,20}(?:增|涨|满|耗尽|不足|爆)",
+        # in a sentence that names no card
+        r"(?:\A|[。！？\n])(?:(?![显顯][存卡])[^。！？\n]){0,160}?内存(?:不足|不够|爆|溢出)",
         r"\bMem usage {1,8}Increment\b",  # memory_profiler's table
     ),
     # what does not fit on the card goes to the computer's memory, as Windows' driver and some programs do

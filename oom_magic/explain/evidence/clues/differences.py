@@ -47,6 +47,8 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"batch[ _-]?size\s?(?:=|of )?\d{1,6}[^.\n]{0,24}\b(?:works?|runs?|fine"
         r"|ok)\b", r"\bbatch[ _-]?size\s?(?:of )?\d{1,6} it works",
         r"works? (?:fine |well |ok )?(?:if|when|once|after) (?:i |we )?(?:reduc|lower|decreas)\w* (?:the |my )?batch",
+        r"batch[ _-]?size (?:is |was )?(?:set |changed |reduced )?to \d{1,6}\b[^.\n]{0,40}\b(?:runs?|works?|trains?) "
+        r"(?:normally|fine|ok|well)\b",
         r"have to reduce the batch", r"works? (?:fine |well )?(?:with|for) (?:a )?(?:smaller )?batch[ _-]?size",
         r"(?:batch[ _-]?size|it)\s(?:\w+\s)?to \d{1,4}(?:(?!n't|not)[^.\n]){0,30}\b(?:solve|works|run it|fits"
         r"|normally)",

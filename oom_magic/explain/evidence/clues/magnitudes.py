@@ -99,7 +99,7 @@ _BITS = (
     (re.compile(r"4[- ]?bit|int4|nf4|fp4|awq|gptq|q4_|qlora|w4a16|load_in_4bit", re.I | re.A), 4.5),
     (re.compile(r"q5_|q6_", re.I | re.A), 5.7),
     (re.compile(r"8[- ]?bit|int8|fp8|q8_0|w8a8|load_in_8bit|eetq", re.I | re.A), 8.5),
-    (re.compile(r"fp32|float32", re.I | re.A), 32.0),
+    (re.compile(r"fp32|float32|--dtype[= ]float(?!\d)", re.I | re.A), 32.0),
     (re.compile(r"\bollama\b", re.I | re.A), 4.5),  # as its library has them
 )  # fmt: skip
 _BITS_OF_HALF = 16.0

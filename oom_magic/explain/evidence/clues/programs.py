@@ -239,7 +239,7 @@ PROGRAMS: tuple[Program, ...] = (
             r"|\bLM ?Studio\b|koboldcpp|llama-(?:server|cli)|\.gguf", re.I
         ),
         _llama_stages(
-            ("llama_context", "llama_cache_type", "llama_layers"), ("llama_batch", "llama_context", "llama_layers"),
+            ("llama_context", "llama_cache_type", "llama_layers"), ("llama_layers", "llama_batch", "llama_context"),
             ("llama_layers", "smaller_model"),
         ),
         remedies=("llama_context", "llama_cache_type", "llama_batch", "llama_layers", "smaller_model"),
@@ -247,9 +247,11 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     Program(
         "ollama", "Ollama", re.compile(r"\bollama\b|model requires more system memory", re.I | re.A),
-        (*_llama_stages(("ollama_context", "ollama_parallel"), ("ollama_context", "ollama_parallel"),
+        (*_llama_stages(("ollama_context", "ollama_parallel"), ("ollama_layers", "ollama_context", "ollama_parallel"),
                         ("ollama_layers", "smaller_model")),
-         _stage("kv_cache", r"memory\.required\.kv=|failed to create context", Cause.ACTIVATIONS, 0.45)),
+         _stage("kv_cache", r"memory\.required\.kv=", Cause.ACTIVATIONS, 0.45),
+         _stage("context", r"failed to create context", Cause.ACTIVATIONS, 0.45,
+                ("ollama_layers", "ollama_context", "ollama_parallel"))),
         remedies=("ollama_context", "ollama_parallel", "ollama_layers", "smaller_model"),
         default_cause=(Cause.ACTIVATIONS, 0.25),
     ),

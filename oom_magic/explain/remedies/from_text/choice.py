@@ -115,7 +115,7 @@ AGAINST: Mapping[Cause, tuple[str, ...]] = {
     Cause.LEAK_OR_RETAINED_REFERENCE: ("detach", "no_grad", "free_held_any"),
     Cause.MEMORY_FRACTION_LIMIT: ("raise_limit", "smaller_batch_any"),
     Cause.REQUEST_ALONE_TOO_BIG: ("find_tensor", "sdpa", "chunked_loss", "smaller_batch_any"),
-    Cause.SYSMEM_FALLBACK: ("fallback_policy", "half_weights", "qlora", "smaller_batch_any"),
+    Cause.SYSMEM_FALLBACK: ("fit_card", "half_weights", "qlora", "smaller_batch_any"),
     Cause.HOST_RAM: ("fewer_workers", "stream_data"),
     Cause.SHARED_MEMORY: ("shared_memory", "fewer_waiting"),
     Cause.DRIVER_LEVEL: ("smaller_batch_any",),
@@ -130,7 +130,7 @@ AGAINST_IN_ANY_RUN: Mapping[Cause, tuple[str, ...]] = {
     Cause.OTHER_PROCESS: ("close_processes_any",),
     Cause.MEMORY_FRACTION_LIMIT: ("raise_limit", "smaller_input"),
     Cause.REQUEST_ALONE_TOO_BIG: ("find_tensor", "smaller_input"),
-    Cause.SYSMEM_FALLBACK: ("fallback_policy", "smaller_input", "quantized_model"),
+    Cause.SYSMEM_FALLBACK: ("fit_card", "smaller_input", "quantized_model"),
     Cause.DRIVER_LEVEL: ("smaller_input",),
     Cause.LEAK_OR_RETAINED_REFERENCE: ("free_held_any", "restart_program", "keep_less"),
     Cause.UNKNOWN: ("smaller_input",),
@@ -220,7 +220,7 @@ _IN_ANY: Mapping[Cause, tuple[str, ...]] = {
     Cause.OTHER_PROCESS: ("close_processes_any",),
     Cause.LEAK_OR_RETAINED_REFERENCE: ("restart_program",),
     Cause.HOST_RAM: (),
-    Cause.SYSMEM_FALLBACK: ("fallback_policy",),
+    Cause.SYSMEM_FALLBACK: ("fit_card",),
 }
 
 
@@ -302,11 +302,6 @@ def printed_by_message(diagnosis: Diagnosis) -> tuple[str, ...]:
     failure = diagnosis.main_failure
     is_marked = failure is not None and failure.backend == "mps" and failure.limit_bytes is not None
     return ("mps_watermark",) if is_marked and diagnosis.cause is not Cause.DRIVER_LEVEL else ()
-
-
-def is_named_by_message(diagnosis: Diagnosis) -> bool:
-    """Whether the kind of message alone determines the change."""
-    return diagnosis.main_failure is not None and diagnosis.main_failure.format in _BY_FORMAT
 
 
 def _acting(program: Program, cause: Cause) -> tuple[str, ...]:

@@ -139,7 +139,8 @@ def _whose_loop(diagnosis: Diagnosis) -> set[str]:
         return {"trainer"} if shows or not is_by_settings else set()
     if "deepspeed" in diagnosis.frameworks and "accelerate" not in diagnosis.frameworks:
         return set()  # an engine's, by its settings
-    is_bare = told <= IN_ANY_MESSAGE and not diagnosis.code  # nothing shows anybody else's
+    is_quoted = bool(diagnosis.code) and bool(diagnosis.place or "in_prose" in told)
+    is_bare = told <= IN_ANY_MESSAGE and not is_quoted  # nothing shows anybody else's
     if is_bare or (shows and not is_by_settings):
         return {"own_loop", *(("accelerator",) if style == "accelerate" else ())}
     return set()

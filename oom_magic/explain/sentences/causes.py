@@ -1,0 +1,75 @@
+"""The sentence for a cause: some causes are told in several ways, by the program, the machine and the evidence."""
+
+from __future__ import annotations
+
+from oom_magic.explain.diagnosis import Diagnosis
+from oom_magic.explain.evidence.causes import Cause
+from oom_magic.explain.evidence.checks import SERVERS
+from oom_magic.explain.evidence.clues.programs import PROGRAMS, PROGRAMS_BY_KEY
+from oom_magic.explain.messages.failure import Failure
+from oom_magic.explain.remedies.from_text.kind_of_run import is_evaluation, trains
+from oom_magic.explain.sentences.catalogue import translate
+
+_INFERENCE = frozenset(program.key for program in PROGRAMS if not program.trains)
+_RESERVING_KEYS = ("program_reserves", "told_generation", "meaning_jax_launch")
+_CACHE_SUFFIXES = {"vllm": "_cache", "sglang": "_cache", "vllm_context": "_context"}
+# Evidence of a second copy of the weights: the suffix of the cause's sentence.
+_COPY_SUFFIXES = {
+    "checkpoint_to_gpu": "_twice",
+    "phase_saving": "_saving",
+    "told_saving": "_saving",
+    "told_without": "_saving",
+    "one_device_holds_more": "_crowded",
+    "ranks_load_to_one": "_crowded",
+}
+_GROWTH_WITHIN_STEP = ("name_sums_a_step", "comprehension_sums_a_step")
+
+
+def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
+    """The cause in one sentence; a full share of a server, or a checkpoint beside its model, is told as that."""
+    failure, suffix = diagnosis.main_failure, ""
+    if cause is Cause.MEMORY_FRACTION_LIMIT and diagnosis.program in SERVERS:
+        suffix = "_server" if failure is None or failure.limit_bytes is None else ""
+        suffix = _CACHE_SUFFIXES.get("" if failure is None else failure.format, suffix)
+    elif cause is Cause.MEMORY_FRACTION_LIMIT and any(one.key in _RESERVING_KEYS for one in diagnosis.evidence):
+        suffix = "_reserved"
+    elif cause is Cause.OTHER_PROCESS and "models_beside" in diagnosis.told:
+        suffix = "_models"
+    elif cause is Cause.DRIVER_LEVEL and diagnosis.program and not PROGRAMS_BY_KEY[diagnosis.program].is_torch:
+        suffix = "_elsewhere"
+    elif cause is Cause.WEIGHTS_TOO_BIG:
+        suffix = next((_COPY_SUFFIXES[one.key] for one in diagnosis.evidence if one.key in _COPY_SUFFIXES), "")
+    elif cause is Cause.FRAGMENTATION and failure is not None and _has_no_cache(failure):
+        suffix = "_free"
+    elif cause is Cause.HOST_RAM and failure is None:
+        suffix = "_told"
+    elif cause is Cause.HOST_RAM and diagnosis.has_one_memory:
+        suffix = "_board"
+    elif cause is Cause.HOST_RAM and failure is not None and failure.format == "windows_paging_file":
+        suffix = "_commit"
+    elif cause is Cause.OPTIMIZER_STATE and any(one.key == "optimizer_set_up" for one in diagnosis.evidence):
+        suffix = "_set_up"
+    elif cause is Cause.ACTIVATIONS and any(one.key == "data_on_device" for one in diagnosis.evidence):
+        suffix = "_data"
+    elif cause is Cause.ACTIVATIONS and any(one.key == "stage_profiling" for one in diagnosis.evidence):
+        suffix = "_trial"
+    elif cause is Cause.ACTIVATIONS and any(one.key in _GROWTH_WITHIN_STEP for one in diagnosis.evidence):
+        suffix = "_together"
+    elif cause is Cause.ACTIVATIONS and _infers(diagnosis):
+        suffix = "_inference"
+    return translate(f"cause_{cause.value}{suffix}", diagnosis.lang)
+
+
+def _has_no_cache(failure: Failure) -> bool:
+    """Whether PyTorch's cache holds less than was requested."""
+    stuck, requested = failure.stuck_bytes, failure.requested_bytes
+    return stuck is not None and requested is not None and stuck < requested
+
+
+def _infers(diagnosis: Diagnosis) -> bool:
+    """Whether nothing shows that a training ran."""
+    if any(one.key == "smaller_batch" and one.needed_bytes is not None for one in diagnosis.remedies):
+        return False  # its rehearsal trained
+    if any(one.values.get("category_key") == "category_activation" for one in diagnosis.evidence):
+        return False  # autograd kept it for a backward
+    return diagnosis.program in _INFERENCE or is_evaluation(diagnosis) or not trains(diagnosis)
