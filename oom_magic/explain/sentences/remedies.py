@@ -137,8 +137,8 @@ REMEDIES: Sentences = {
         "Check which operation requests so much, and whether a shape there is larger than intended."
     ),
     "remedy_fit_card": (
-        "Make the run fit the card's own memory: what the driver moves to host memory only makes it slow (with its policy"
-        " 'prefer no sysmem fallback' it fails at once instead)."
+        "Make the run fit the card's own memory: what the driver moves to host memory only makes it slow (with its"
+        " policy 'prefer no sysmem fallback' it fails at once instead)."
     ),
     "remedy_fewer_workers": "Fewer worker processes: each holds a copy of what it touches.",
     "remedy_fewer_processes": "Start fewer processes at once (workers, jobs): each commits memory of its own.",
