@@ -27,6 +27,7 @@ from oom_magic.measure.probes import ProbeResult
 from oom_magic.memory.report import Device
 from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.predict.setups.hardware import Hardware
+from oom_magic.predict.setups.training_code import checkpointing_name
 from oom_magic.units import GIB, MIB
 
 SILENT = CardReading()
@@ -318,7 +319,7 @@ def test_options_to_paste_name_all_that_the_dry_runs_did() -> None:
     setup = om.TrainingSetup("qwen2.5-7b", method="qlora", precision="amp-bf16", activation_checkpointing=True)
     text = recommendation.training_arguments(setup)
     compile(text, "options", "exec")
-    for option in ("bnb_4bit_use_double_quant=True", "dtype=torch.bfloat16", "gradient_checkpointing=True", "r=16"):
+    for option in ("bnb_4bit_use_double_quant=True", "dtype=torch.bfloat16", f"{checkpointing_name()}=True", "r=16"):
         assert option in text
     assert setup.code().startswith(text.partition("from transformers import TrainingArguments")[0].rstrip())
     nothing = Checkup(

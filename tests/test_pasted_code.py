@@ -126,10 +126,13 @@ def test_checkpointing_is_switched_on_where_the_model_has_its_switch() -> None:
 
         def gradient_checkpointing_enable(self, **options): ...
 
-    net = torch.nn.ModuleDict({"head": torch.nn.Linear(4, 2), "bert": Switching(4, 4)})
+    net, tree = torch.nn.ModuleDict({"head": torch.nn.Linear(4, 2), "bert": Switching(4, 4)}), ast.parse("net(x)")
     for model, code in ((net, "net.bert."), (net["bert"], "net."), (torch.nn.DataParallel(net), "net.module.bert.")):
-        names = own_names(ast.parse("net(x)"), {"net": model})
+        names = own_names(tree, {"net": model})
         assert code_for("checkpointing", "plain", names)[0].startswith(f"{code}gradient_checkpointing_enable(")
+    Switching.activation_checkpointing_enable = Switching.gradient_checkpointing_enable  # since transformers 5.23
+    for style in ("plain", "trainer"):
+        assert "activation_checkpointing_kwargs" in code_for("checkpointing", style, own_names(tree, {"net": net}))[0]
 
 
 def test_names_that_code_reads_before_it_binds_them_are_told():

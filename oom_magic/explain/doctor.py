@@ -195,12 +195,10 @@ class _Search:
 
 def training_arguments(setup: TrainingSetup) -> str:
     """Code for Hugging Face's Trainer: the model as the dry runs made it, then the arguments."""
-    from oom_magic.predict.setups.training_code import write_model_code
+    from oom_magic.predict.setups.training_code import checkpointing_name, write_model_code
 
-    checkpointing = [
-        "    gradient_checkpointing=True,",
-        '    gradient_checkpointing_kwargs={"use_reentrant": False},',
-    ]
+    name = checkpointing_name()
+    checkpointing = [f"    {name}=True,", f'    {name}_kwargs={{"use_reentrant": False}},']
     lines = [
         write_model_code(setup),
         "from transformers import TrainingArguments\n",

@@ -218,8 +218,8 @@ _TRAINER = {
     "sdpa": _PLAIN["sdpa"],
     "mixed_precision": "TrainingArguments(..., {dtype}=True)",
     "checkpointing": """\
-TrainingArguments(..., gradient_checkpointing=True,
-    gradient_checkpointing_kwargs={{"use_reentrant": False}})""",
+TrainingArguments(..., {switch}=True,
+    {switch}_kwargs={{"use_reentrant": False}})""",
     "chunked_loss": "# pip install liger-kernel\nTrainingArguments(..., use_liger_kernel=True)",
     "foreach": 'TrainingArguments(..., optim="adamw_torch_fused")',
     "optimizer_8bit": 'TrainingArguments(..., optim="adamw_bnb_8bit")',

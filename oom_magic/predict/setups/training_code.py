@@ -219,7 +219,8 @@ class _Writer:
         if source.task in ("causal-lm", "seq2seq-lm"):
             lines.append("model.config.use_cache = False")
         if self.setup.activation_checkpointing and self.setup.method != "qlora":
-            lines += _call("model.gradient_checkpointing_enable", [_NOT_REENTRANT])
+            name = checkpointing_name()
+            lines += _call(f"model.{name}_enable", [f"{name}_kwargs={_NOT_REENTRANT}"])
         return lines
 
     def _own_model(self) -> list[str]:
@@ -262,7 +263,11 @@ class _Writer:
         if setup.method == "qlora":
             self.use("peft", "prepare_model_for_kbit_training")
             is_on = setup.activation_checkpointing
-            arguments = ["model", f"use_gradient_checkpointing={is_on}", *([_NOT_REENTRANT] if is_on else [])]
+            arguments = [
+                "model",
+                f"use_gradient_checkpointing={is_on}",
+                *([f"gradient_checkpointing_kwargs={_NOT_REENTRANT}"] if is_on else []),
+            ]
             lines += _call("model = prepare_model_for_kbit_training", arguments)
         self.use("peft", "LoraConfig")
         self.use("peft", "get_peft_model")
@@ -394,7 +399,7 @@ class _Writer:
         return [*lines, "optimizer.zero_grad()"]
 
 
-_NOT_REENTRANT = 'gradient_checkpointing_kwargs={"use_reentrant": False}'
+_NOT_REENTRANT = '{"use_reentrant": False}'
 
 
 def _quoted(text: str | None) -> str:
@@ -424,6 +429,16 @@ def _own_settings(config: Any) -> dict[str, Any]:
     skipped = {"transformers_version", "torch_dtype", "dtype", "architectures"}
     plain = config.to_dict()
     return {key: value for key, value in plain.items() if key not in skipped and default.get(key) != value}
+
+
+def checkpointing_name() -> str:
+    """What the installed transformers calls activation checkpointing: since 5.23 ``gradient_checkpointing`` warns."""
+    try:
+        from transformers import PreTrainedModel
+    except ImportError:
+        return "gradient_checkpointing"
+    is_new = hasattr(PreTrainedModel, "activation_checkpointing_enable")
+    return "activation_checkpointing" if is_new else "gradient_checkpointing"
 
 
 def _dtype_argument() -> str:

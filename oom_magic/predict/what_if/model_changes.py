@@ -36,7 +36,8 @@ class ActivationCheckpointing(Change):
         switch = _checkpointing_switch(model)
         self.variant = "" if switch is not None else "blocks"
         if switch is not None:
-            switch.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            name = name_of_switch(switch)
+            getattr(switch, f"{name}_enable")(**{f"{name}_kwargs": {"use_reentrant": False}})
             return
         parts = recomputed_parts(model)
         for block in parts.blocks_of(model):
@@ -49,9 +50,15 @@ class ActivationCheckpointing(Change):
 def path_of_switch(model: torch.nn.Module) -> str | None:
     """The path of the (sub)module with Hugging Face's switch for checkpointing; None without one."""
     for path, module in model.named_modules():
-        if hasattr(type(module), "gradient_checkpointing_enable") and module.supports_gradient_checkpointing:
+        if name_of_switch(module) and module.supports_gradient_checkpointing:
             return path
     return None
+
+
+def name_of_switch(module: torch.nn.Module) -> str:
+    """What Hugging Face's switch is called here, as in ``module.<name>_enable()``: the older name warns; "" without."""
+    names = ("activation_checkpointing", "gradient_checkpointing")
+    return next((name for name in names if hasattr(type(module), f"{name}_enable")), "")
 
 
 def _checkpointing_switch(model: torch.nn.Module) -> Any:

@@ -135,17 +135,22 @@ def _of_the_model(name: str, model: Any) -> dict[str, str]:
     found = {"model": name, "inner": inner}
     if type(model).__module__.startswith("transformers."):
         found["loader"] = type(model).__name__
-    from oom_magic.predict.what_if.model_changes import path_of_blocks, path_of_head, path_of_switch  # loads torch
+    from oom_magic.predict.what_if.model_changes import (  # loads torch
+        name_of_switch,
+        path_of_blocks,
+        path_of_head,
+        path_of_switch,
+    )
 
     head = path_of_head(model)
     if head is not None:
         found["language_model"] = part_at(inner, head)
 
-    switched = None if hasattr(model, "gradient_checkpointing_enable") else path_of_switch(model)  # PEFT passes it on
+    switched = path_of_switch(model)
     if switched is not None:
-        found["switched"] = part_at(inner, switched)
-    if hasattr(type(model.get_submodule(switched or "")), "activation_checkpointing_enable"):
-        found["switch"] = "activation_checkpointing"  # transformers 5.23 and later: the old name warns
+        found["switch"] = name_of_switch(model.get_submodule(switched))
+        if not hasattr(model, f"{found['switch']}_enable"):  # PEFT passes it on
+            found["switched"] = part_at(inner, switched)
     path = path_of_blocks(model)
     if path is None:
         return found
