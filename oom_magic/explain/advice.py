@@ -154,10 +154,12 @@ def _to_its_end(diagnosis: Diagnosis, evaluator: RemedyEvaluator, found: list[Re
 def _rehearsed(diagnosis: Diagnosis, evaluator: RemedyEvaluator, situation: Situation) -> Diagnosis:
     """The diagnosis with the memory that the unchanged run needs, and what its rehearsal shows about the cause."""
     held_only = situation.held_bytes if situation.is_filled_by_held(evaluator.needed_bytes) else 0
-    needed, is_bound = evaluator.needed_bytes + held_only, evaluator.baseline.is_upper_bound
-    diagnosis = replace(diagnosis, as_is=AsItIs(needed, situation.usable_bytes, situation.outside_bytes, is_bound))
+    needed, baseline = evaluator.needed_bytes + held_only, evaluator.baseline
+    bounds = baseline.is_upper_bound, baseline.is_lower_bound
+    diagnosis = replace(diagnosis, as_is=AsItIs(needed, situation.usable_bytes, situation.outside_bytes, *bounds))
     if evaluator.calls_followed:
-        followed = Evidence("calls_followed", {"num_calls": evaluator.calls_followed})
+        key = "calls_continued" if baseline.timeline.was_continued else "calls_followed"
+        followed = Evidence(key, {"num_calls": evaluator.calls_followed})
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, followed))
     steps = {"num_steps": evaluator.steps_left_after} if evaluator.steps_left_after else {}
     if evaluator.fits:

@@ -96,6 +96,7 @@ class Assumption:
     text: str
     line: SourceLine | None = None
     is_upper_bound: bool = False  # what was assumed needs more memory than the real thing
+    is_lower_bound: bool = False  # it needs less: not all was followed
 
 
 def are_upper_bounds(assumptions: Iterable[Assumption]) -> bool:
@@ -284,6 +285,11 @@ class MemoryReport(Result):
         return are_upper_bounds(self.assumptions)
 
     @property
+    def is_lower_bound(self) -> bool:
+        """Whether the sizes are lower bounds, because the run was left before a part that may take more."""
+        return any(assumption.is_lower_bound for assumption in self.assumptions)
+
+    @property
     def verdict(self) -> Literal["safe", "tight", "danger", "out of memory"]:
         """Below 85 % of the card safe, up to 90 % tight, above danger."""
         if self.out_of_memory is not None:
@@ -350,8 +356,7 @@ class MemoryReport(Result):
             steps=tuple(StepUsage(**{**use, "peak_phase": Phase(use["peak_phase"])}) for use in values["steps"]),
             holders=tuple(NamedHolder(**item) for item in values["holders"]),
             assumptions=tuple(
-                Assumption(item["text"], _source_line(item["line"]), item.get("is_upper_bound", False))
-                for item in values["assumptions"]
+                Assumption(**{**item, "line": _source_line(item["line"])}) for item in values["assumptions"]
             ),
             timeline=Timeline.from_dict(values["timeline"]),
             peak_line=_source_line(values["peak_line"]),

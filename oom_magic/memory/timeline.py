@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 _T = TypeVar("_T", bound=Hashable)
-_COLUMNS = ("requested_bytes", "category", "phase", "step", "operator", "line", "module", "stream")  # by allocation
+# Of a Timeline, each with a value for every allocation.
+ALLOCATION_COLUMNS = ("requested_bytes", "category", "phase", "step", "operator", "line", "module", "stream")
 
 
 class Phase(str, Enum):
@@ -37,6 +38,7 @@ class MarkKind(str, Enum):
     EMPTY_CACHE = "empty_cache"  # torch.cuda.empty_cache()
     RESET_PEAK = "reset_peak"  # torch.cuda.reset_peak_memory_stats()
     LEFT = "left"  # enough steps were seen: the user's code would have gone on
+    CONTINUED = "continued"  # what comes was not seen: turns of a loop like those before
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ class Timeline:
         order = self.order[:position]
         num_made = int((order >= 0).sum())
         marks = tuple(mark for mark in self.marks if mark.position <= position)
-        columns: dict[str, Any] = {name: getattr(self, name)[:num_made] for name in _COLUMNS}
+        columns: dict[str, Any] = {name: getattr(self, name)[:num_made] for name in ALLOCATION_COLUMNS}
         return replace(self, order=order, marks=marks, **columns)
 
     def without_empty(self) -> Timeline:
@@ -137,7 +139,7 @@ class Timeline:
         stays = is_nonempty[allocations]
         renumbered = np.where(is_made, numbers[allocations], ~numbers[allocations])
         before = np.append(0, np.cumsum(stays))
-        columns: dict[str, Any] = {name: getattr(self, name)[is_nonempty] for name in _COLUMNS}
+        columns: dict[str, Any] = {name: getattr(self, name)[is_nonempty] for name in ALLOCATION_COLUMNS}
         marks = tuple(Mark(int(before[mark.position]), mark.kind) for mark in self.marks)
         return replace(self, order=renumbered[stays], marks=marks, **columns)
 
@@ -152,7 +154,7 @@ class Timeline:
         order = np.concatenate([np.arange(num_before), renumbered])
         moved = (replace(mark, position=mark.position - position + num_before) for mark in self.marks)
         marks = tuple(mark for mark in moved if mark.position >= num_before)
-        taken: dict[str, Any] = {name: getattr(self, name)[kept] for name in _COLUMNS}
+        taken: dict[str, Any] = {name: getattr(self, name)[kept] for name in ALLOCATION_COLUMNS}
         return replace(self, order=order, marks=marks, **taken)
 
     def positions(self, kind: MarkKind) -> list[int]:
@@ -167,6 +169,11 @@ class Timeline:
     def was_left(self) -> bool:
         """Whether the user's code would have gone on after the last step."""
         return bool(self.positions(MarkKind.LEFT))
+
+    @property
+    def was_continued(self) -> bool:
+        """Whether turns of a loop were added where it was left."""
+        return bool(self.positions(MarkKind.CONTINUED))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and strings, ready for JSON."""

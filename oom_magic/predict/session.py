@@ -18,7 +18,7 @@ from oom_magic.language import _, load_language
 from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory, CachingAllocator
 from oom_magic.memory.allocator.replay import failure_message
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
-from oom_magic.memory.timeline import Phase, SourceLine
+from oom_magic.memory.timeline import Phase, SourceLine, Timeline
 from oom_magic.predict.compiled.calls import compile_followed
 from oom_magic.predict.fake_cuda import transfers
 from oom_magic.predict.fake_cuda.device_view import DeviceView
@@ -62,6 +62,7 @@ from oom_magic.predict.setups.gpus import GPU
 from oom_magic.predict.setups.hardware import Hardware
 from oom_magic.predict.torch_patches import torch_patches
 from oom_magic.predict.what_if.change import Change, InapplicableError
+from oom_magic.user_code import cell_name, source_text
 
 _HANDLERS = {  # operators that the pretend GPU implements itself
     **transfers.HANDLERS,
@@ -124,7 +125,7 @@ class DrySession:
         self.decided: list[DecidedNames] = []  # by the last run
         self._freed_of_failure = ""  # the assumption that ``free_failed_run`` adds to the next run
         self._forget_last_run()
-        loops = Loops(self._note_assumption)
+        loops = Loops(lambda text, line, is_part: self._note_assumption(text, line, is_lower_bound=is_part))
         self.known_outputs = known_outputs or KnownOutputs()
         self.fake_gpu = self._make_fake_gpu(loops, origin)
         self.training = Training(self.fake_gpu, changes, StopRule(after_steps=stop_after_steps), has_bar, loops)
@@ -143,19 +144,16 @@ class DrySession:
     def _forget_last_run(self) -> None:
         self.report: MemoryReport | None = None
         self.exception: BaseException | None = None
-        self._assumptions: dict[tuple[str, SourceLine | None], None] = {}
-        self._upper_bounds: set[str] = set()
+        self._assumptions: dict[Assumption, None] = {}
         self._out_of_memory: OutOfMemory | None = None
         self._allocated_before = [recorder.allocator.allocated_bytes for recorder in self.recorders]
 
     def assume(self, text: str, is_upper_bound: bool = False) -> None:
         """Note what could not be followed exactly, with the user's current line."""
-        self._note_assumption(text, self.attribution.line())
-        if is_upper_bound:
-            self._upper_bounds.add(text)
+        self._note_assumption(text, self.attribution.line(), is_upper_bound=is_upper_bound)
 
-    def _note_assumption(self, text: str, line: SourceLine | None = None) -> None:
-        self._assumptions.setdefault((text, line))
+    def _note_assumption(self, text: str, line: SourceLine | None = None, **kind: bool) -> None:
+        self._assumptions.setdefault(Assumption(text, line, **kind))
 
     def _assume_in_users_code(self, text: str) -> None:
         """Note an assumption, unless PyTorch's compiler is running the code by itself."""
@@ -325,7 +323,8 @@ class DrySession:
             context_range=self.gpu.context_range if has_context else None,
             rank=None if job is None else (job.rank, job.num_processes),
         )
-        timeline, failed = recorder.timeline(), self._out_of_memory
+        timeline, is_whole = self._with_later_turns(recorder.timeline(), card)
+        failed = self._out_of_memory
         has_failed = failed is not None and failed.device_index == card
         if failed is not None and not has_failed:
             error = f"OutOfMemoryError on cuda:{failed.device_index}"
@@ -333,15 +332,39 @@ class DrySession:
             timeline.since(begins_at[card]) if begins_at else timeline,
             device,
             settings=self.hardware.settings,
-            replayed=None if begins_at else recorder.replayed(),
+            replayed=None if begins_at or not is_whole else recorder.replayed(),
             transient=() if begins_at else tuple(recorder.transient.items()),
             freed_late=() if begins_at else tuple(sorted(recorder.freed_late)),
             kept_bytes=recorder.allocator.allocated_bytes - self._allocated_before[card],
             out_of_memory=failed if has_failed else None,
-            assumptions=tuple(Assumption(text, line, text in self._upper_bounds) for text, line in self._assumptions),
+            assumptions=tuple(self._assumptions),
             torch_version=torch.__version__,
             error=error,
         )
+
+    def _with_later_turns(self, timeline: Timeline, card: int) -> tuple[Timeline, bool]:
+        """A card's timeline with the turns of a loop that was left without training, and whether it had them all."""
+        loop = self.training.turns.left
+        if loop is None:
+            return timeline, True
+        later = loop.continued(timeline, card)
+        if later is timeline:
+            return timeline, True
+        line = None if loop.line is None else SourceLine(cell_name(loop.line[0]), loop.line[1], source_text(*loop.line))
+        if later is None:
+            text = _(
+                "only the first {num_turns} iterations of this loop were followed; what later ones take is not known",
+                num_turns=loop.num_turns,
+            )
+        else:
+            text = _(
+                "the first {num_turns} iterations of this loop were followed; the other {num_left} were taken to go on"
+                " like the last ones, with sizes that grow on as theirs did",
+                num_turns=loop.num_turns,
+                num_left=loop.num_left,
+            )
+        self._note_assumption(text, line, is_lower_bound=later is None)
+        return later or timeline, later is None
 
     @contextmanager
     def _active(self, function: Callable[[], Any], namespaces: list[dict[str, Any]]) -> Iterator[None]:
@@ -367,7 +390,8 @@ class DrySession:
             stack.enter_context(operators_taken_out())
             stack.enter_context(subclasses_taken_out())
             stack.enter_context(self.training.followed())
-            stack.enter_context(libraries_followed(self.fake_gpu, self.assume, isolation))
+            note = self.training.turns.note_calls_left
+            stack.enter_context(libraries_followed(self.fake_gpu, self.assume, isolation, note))
             stack.enter_context(compile_followed(self.fake_gpu, self.assume, self.training.show, self.follows_compile))
             threads = RunThreads(self._on_thread, (Finished, torch.OutOfMemoryError), self._assume_in_users_code)
             stack.enter_context(all_patched(threads.patches()))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
-from oom_magic.explain.sentences.catalogue import render_evidence, translate
+from oom_magic.explain.sentences.catalogue import SENTENCES, render_evidence, translate
 from oom_magic.language import Language
 from oom_magic.memory.categories import DANGER_SHARE, TIGHT_SHARE
 from oom_magic.views.blocks import Bar, Bars, Block, Cell, Code, Details, Part, Sentence, Table
@@ -53,6 +53,9 @@ def best_remedy(remedies: Sequence[Remedy], as_is: AsItIs | None, lang: Language
         sizes = {"needed_bytes": best.needed_bytes, "saving_bytes": best.saving_bytes}
         verdict = translate("is_in_danger" if best.verdict == "danger" else f"verdict_{best.verdict or 'fits'}", lang)
         return wording.price("best_rehearsed", text=wording.of(best), verdict=verdict, **sizes)
+    if best is not None and best.is_lower_bound and best.fits is None:
+        sizes = {"needed_bytes": best.needed_bytes or 0, "saving_bytes": best.saving_bytes or 0}
+        return wording.price("best_rehearsed", text=wording.of(best), **sizes)
     rehearsed = [one for one in remedies if one.fits is not None and not one.is_bought]
     saving = max(rehearsed, key=lambda one: one.saving_bytes or 0, default=None)
     if saving is None or (saving.saving_bytes or 0) <= 0:
@@ -62,7 +65,7 @@ def best_remedy(remedies: Sequence[Remedy], as_is: AsItIs | None, lang: Language
 
 def remedies_chart(remedies: Sequence[Remedy], as_is: AsItIs | None, lang: Language) -> list[Block]:
     """The memory needed by the run as it is and with the best remedies, against the card's."""
-    evaluated = [one for one in remedies if one.needed_bytes is not None and one.fits is not None and not one.is_bought]
+    evaluated = [one for one in remedies if one.needed_bytes is not None and not one.is_bought]
     if as_is is None or not evaluated:
         return []
     wording = Wording(remedies, lang, as_is)
@@ -173,12 +176,14 @@ def _how(remedy: Remedy, wording: Wording) -> Details:
 class Wording:
     """Remedies as sentences; parts of a combination take their values from the remedies that stand alone.
 
-    ``as_is`` tells whether their prices are upper bounds.
+    ``as_is`` tells whether their prices are upper bounds; where one is a lower bound, so are all.
     """
 
     def __init__(self, remedies: Sequence[Remedy], lang: Language, as_is: AsItIs | None = None) -> None:
         self.lang = lang
-        self._is_upper_bound = as_is is not None and as_is.is_upper_bound
+        is_part = any(one.is_lower_bound for one in remedies) or (as_is is not None and as_is.is_lower_bound)
+        is_upper_bound = as_is is not None and as_is.is_upper_bound
+        self._bound = "_at_least" if is_part else "_at_most" if is_upper_bound else ""
         self._values: Mapping[str, Mapping[str, Any]] = {one.key: one.values for one in reversed(remedies)}
 
     def of(self, remedy: Remedy) -> str:
@@ -190,8 +195,9 @@ class Wording:
         return text
 
     def price(self, key: str, **values: Any) -> str:
-        """A sentence about prices, marked where these are upper bounds."""
-        return translate(f"{key}_at_most" if self._is_upper_bound else key, self.lang, **values)
+        """A sentence about prices, marked where these are bounds and the sentence would be another."""
+        bound = f"{key}{self._bound}"
+        return translate(bound if bound in SENTENCES else key, self.lang, **values)
 
     def _alone(self, remedy: Remedy) -> str:
         keys = remedy.values.get("keys")

@@ -24,7 +24,14 @@ from oom_magic.views.blocks import (
     Table,
     register,
 )
-from oom_magic.views.words import at_most, late_verdict_sentence, upper_bound_sentence, verdict_sentence, word
+from oom_magic.views.words import (
+    at_most,
+    late_verdict_sentence,
+    part_sentence,
+    upper_bound_sentence,
+    verdict_sentence,
+    word,
+)
 
 _LONGEST_CODE = 60  # characters of a source line that are shown
 _MOST_ROWS = 12
@@ -175,7 +182,12 @@ def _fit(report: MemoryReport) -> Iterable[Sentence]:
         yield late_verdict_sentence(report.verdict_until_collected, most, report.used_fraction)
     else:
         degree = "at most" if report.is_upper_bound else "exactly"
-        yield verdict_sentence(report.verdict, report.used_fraction, degree)
+        is_part = report.is_lower_bound and report.verdict != "danger"
+        yield (
+            part_sentence(report.used_fraction)
+            if is_part
+            else verdict_sentence(report.verdict, report.used_fraction, degree)
+        )
     if report.is_upper_bound:
         yield upper_bound_sentence(is_failure=False)
     yield from _with_context(report)

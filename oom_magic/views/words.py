@@ -72,6 +72,15 @@ def verdict_sentence(verdict: str, used_fraction: float, degree: str = "exactly"
     return Sentence(translated(_DEGREES[degree][verdict], percent=100 * used_fraction), _TONES[verdict])
 
 
+def part_sentence(used_fraction: float) -> Sentence:
+    """How full the card is at the peak of the part of a run that was followed."""
+    text = _(
+        "At least {percent:.1f} % of the card is in use at the peak; what later iterations take is not known.",
+        percent=100 * used_fraction,
+    )
+    return Sentence(text, "warning")
+
+
 def late_verdict_sentence(verdict: str, most_fraction: float, used_fraction: float) -> Sentence:
     """``verdict`` on the most that is needed until Python's collector has run, and what is needed if it runs at
     once."""

@@ -422,3 +422,29 @@ def train_model(model, epochs=1, lr=1e-4, device="cuda"):
 """,
     },
 )
+
+NOTEBOOKS["cache of keys and values"] = Notebook(
+    (
+        HEAD
+        + """
+model = GPT2LMHeadModel(GPT2Config(n_embd=512, n_layer=3, n_head=8, vocab_size=8192, n_positions=1024)).cuda().eval()
+batch_size = {B}
+prompt = torch.randint(0, 8192, (batch_size, 16), device="cuda")
+""",
+        """
+new_tokens = 400
+with torch.no_grad():
+    cache, token, tokens = None, prompt, [prompt]
+    for t in range(new_tokens):
+        out = model(token, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        token = out.logits[:, -1:].argmax(-1)
+        tokens.append(token)
+text = torch.cat(tokens, 1)
+""",
+    ),
+    {"B": 384},
+    names("activations", "leak_or_retained_reference"),
+    names("smaller_evaluation"),
+    {"smaller_evaluation": after("B")},
+)

@@ -118,7 +118,7 @@ class RemedyEvaluator:
 
     def remedies(self) -> Iterator[Remedy]:
         """Remedies in the order of their evaluation: harmless ones, combinations of them if none fits, then others."""
-        yield from making_room(self.needed_bytes, self._situation)
+        yield from making_room(self._baseline, self.needed_bytes, self._situation)
         if self.fits and self._situation.is_leaking:
             yield from self._growth_stopped()
         if not self.fits:
@@ -146,7 +146,7 @@ class RemedyEvaluator:
         now = needed_bytes(report, variation.batches)
         if now <= (remedy.needed_bytes or 0):
             return remedy, 0
-        whole = self._with_saving(remedy, report.peak_allocated_bytes, now)
+        whole = self._with_saving(remedy, report, now)
         if not whole.fits and self._rehearsal.sizes.get("evaluation", 1) > 1:
             with suppress(NotEvaluatedError):
                 return self._with_smaller_evaluation(remedy, variation, now) or whole, now
@@ -178,7 +178,7 @@ class RemedyEvaluator:
         else:
             alone = self._with_code(remedy, "later_evaluation", {"name": name, "after": after})
             whole = replace(whole, code=self._joined([remedy.code, alone.code]))
-        return self._with_saving(whole, reports[after].peak_allocated_bytes, need(after))
+        return self._with_saving(whole, reports[after], need(after))
 
     def _growth_stopped(self) -> Iterator[Remedy]:
         """The remedy for the growing line, where the loop is too long to be followed until the card is full."""
@@ -311,7 +311,7 @@ class RemedyEvaluator:
         variant = next((change.variant for change in candidate.variation.changes), "")
         if variant:
             remedy = self._with_code(remedy, f"{candidate.key}_{variant}", candidate.values)
-        remedy = self._with_saving(remedy, report.peak_allocated_bytes, needed_bytes(report))
+        remedy = self._with_saving(remedy, report, needed_bytes(report))
         self._variations[identity_of(remedy)] = candidate.variation
         if not remedy.fits and report.peak_allocated_bytes <= self._situation.usable_bytes:
             self._in_pieces.append((remedy, report))
@@ -353,8 +353,13 @@ class RemedyEvaluator:
         code = for_backend(code, self._situation.backend)
         return replace(remedy, code=code, language=language)
 
-    def _with_saving(self, remedy: Remedy, peak: int | None, now: int) -> Remedy:
-        remedy = replace(remedy, peak_allocated_bytes=peak, saving_bytes=self.needed_bytes - now)
+    def _with_saving(self, remedy: Remedy, report: MemoryReport, now: int) -> Remedy:
+        remedy = replace(
+            remedy,
+            peak_allocated_bytes=report.peak_allocated_bytes,
+            saving_bytes=self.needed_bytes - now,
+            is_lower_bound=report.is_lower_bound,
+        )
         return self._situation.judged(remedy, now)
 
     def _smaller(self, what: str, base: Variation) -> Remedy:
@@ -384,12 +389,12 @@ class RemedyEvaluator:
         values = {"before": before, "after": after, "accumulation": whole // after, "name": self._rehearsal.label(what)}
         if key == "smaller_batch" and self._rehearsal.compares_samples:
             values["compared"] = after - 1
-        peak = reports[after].peak_allocated_bytes
+        report = reports[after]
         # For combinations, and for runs that do not fit, only the advised run is evaluated.
         if accumulated(after).changes and not base.parts and need(after) <= self._situation.usable_bytes:
-            values["accumulated_peak_bytes"] = peak
-            peak = self._run(base.with_(Variation(sizes={what: after}))).peak_allocated_bytes
-        remedy = self._with_saving(self._remedy(key, cost, speed, values), peak, need(after))
+            values["accumulated_peak_bytes"] = report.peak_allocated_bytes
+            report = self._run(base.with_(Variation(sizes={what: after})))
+        remedy = self._with_saving(self._remedy(key, cost, speed, values), report, need(after))
         self._variations[identity_of(remedy)] = base.with_(accumulated(after)).with_(Variation(sizes={what: after}))
         return remedy
 
@@ -443,7 +448,7 @@ class RemedyEvaluator:
         if not any(one.variation and one.variation.sizes for one, _ in chosen):
             report = self._run(changed)
             self._variations[identity_of(remedy)] = changed
-            return self._with_saving(remedy, report.peak_allocated_bytes, needed_bytes(report))
+            return self._with_saving(remedy, report, needed_bytes(report))
         smaller = self._smaller("batch", changed)
         together = replace(
             smaller, key="combination", cost=cost, speed="combination", values={**values, **smaller.values},

@@ -24,6 +24,8 @@ class Remedy:
     effect on speed (``speed_<speed>``). ``peak_allocated_bytes`` and ``needed_bytes`` (the least memory for
     PyTorch) are those of the run with the change, ``saving_bytes`` is what ``needed_bytes`` falls by; ``verdict`` is on
     the card with it. ``cost`` orders remedies of equal verdict; ``is_bought``: by other hardware, which comes last.
+    ``is_lower_bound``: what the rest of a loop takes is not known, so ``needed_bytes`` is the least; where that fits,
+    whether the run does is not known.
     """
 
     key: str
@@ -41,6 +43,7 @@ class Remedy:
     language: str = "python"
     verdict: Verdict | None = None
     is_bought: bool = False
+    is_lower_bound: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,14 @@ class AsItIs:
 
     ``needed_bytes`` is the least memory for PyTorch with which it ends, ``usable_bytes`` what PyTorch can have,
     ``outside_bytes`` what it cannot. ``is_upper_bound``: compiled code was rehearsed as eager code, which needs more:
-    all prices are upper bounds.
+    all prices are upper bounds. ``is_lower_bound``: it was left before a part of unknown need.
     """
 
     needed_bytes: int
     usable_bytes: int
     outside_bytes: int
     is_upper_bound: bool = False
+    is_lower_bound: bool = False
 
     @property
     def total_bytes(self) -> int:
@@ -113,7 +117,9 @@ class Situation:
 
     def judged(self, remedy: Remedy, needed_bytes: int, freed_bytes: int = 0) -> Remedy:
         """The remedy with this need of PyTorch's, ``freed_bytes`` of others released, and its verdict."""
-        fits = needed_bytes <= self.usable_bytes + freed_bytes
+        fits: bool | None = needed_bytes <= self.usable_bytes + freed_bytes
+        if fits and remedy.is_lower_bound:
+            fits = None
         used = needed_bytes + self.outside_bytes - freed_bytes
         verdict = verdict_on(used / max(self.usable_bytes + self.outside_bytes, 1)) if fits else None
         return replace(remedy, needed_bytes=needed_bytes, fits=fits, verdict=verdict)
@@ -130,7 +136,7 @@ def ranked(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
     def rank(remedy: Remedy) -> tuple[Any, ...]:
         """Where a remedy stands among those of its kind."""
         if not remedy.fits:
-            return True, remedy.fits is None, -(remedy.saving_bytes or 0)
+            return True, remedy.needed_bytes is None, -(remedy.saving_bytes or 0)
         is_release = remedy.key in _RELEASES
         return False, remedy.is_bought, not is_release, order.index(remedy.verdict), remedy.cost
 
@@ -139,9 +145,10 @@ def ranked(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
 
 
 def _may_do(remedy: Remedy) -> bool:
-    """Whether a change to the run itself fits, or was not tried for lack of time."""
+    """Whether a change to the run itself fits, may fit, or was not tried for lack of time."""
     is_untried = remedy.note is not None and remedy.note.key == "reason_time"
-    return is_untried or bool(remedy.fits and not remedy.is_bought)
+    may_fit = remedy.fits or (remedy.is_lower_bound and remedy.fits is None)
+    return is_untried or bool(may_fit and not remedy.is_bought)
 
 
 def identity_of(remedy: Remedy) -> Any:

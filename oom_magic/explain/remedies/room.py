@@ -32,30 +32,31 @@ def needed_bytes(
     return minimum_device_bytes(report.timeline, settings or report.settings, *batches)
 
 
-def making_room(needed: int, situation: Situation) -> Iterator[Remedy]:
+def making_room(report: MemoryReport, needed: int, situation: Situation) -> Iterator[Remedy]:
     """The remedies that make room for an unchanged run with this need, in bytes, once what failures held is free."""
+    is_part = report.is_lower_bound
     if situation.is_filled_by_held(needed):
-        remedy = _room("free_held", 2, {"freed_bytes": situation.held_bytes})
+        remedy = _room("free_held", 2, {"freed_bytes": situation.held_bytes}, is_part)
         yield situation.judged(replace(remedy, saving_bytes=situation.held_bytes), needed)
     if situation.raised is not None and situation.usable_bytes < needed <= situation.raised.usable_bytes:
-        yield situation.raised.judged(_room("raise_limit", 4, {}), needed)
+        yield situation.raised.judged(_room("raise_limit", 4, {}, is_part), needed)
     is_enough = situation.usable_bytes < needed <= situation.usable_bytes + situation.other_bytes
     if is_enough or situation.other_bytes > _LEAST_SHARE * situation.total_bytes:
-        remedy = _room("close_processes", 3, {"freed_bytes": situation.other_bytes})
+        remedy = _room("close_processes", 3, {"freed_bytes": situation.other_bytes}, is_part)
         yield situation.judged(remedy, needed, situation.other_bytes)
 
 
 def dropping(found: InTheWay, report: MemoryReport, needed: int, now: int, situation: Situation) -> Remedy:
     """Deleting objects of earlier cells that the run does not use: ``report`` is the run without them."""
     values = {"names": ", ".join(found.names), "freed_bytes": found.num_bytes}
-    remedy = _room("drop_copy", 1, values)
+    remedy = _room("drop_copy", 1, values, report.is_lower_bound)
     peak, saving = report.peak_allocated_bytes, needed - now
     return situation.judged(replace(remedy, peak_allocated_bytes=peak, saving_bytes=saving), now)
 
 
-def _room(key: str, cost: int, values: Mapping[str, Any]) -> Remedy:
+def _room(key: str, cost: int, values: Mapping[str, Any], is_part: bool) -> Remedy:
     code, language = code_for(key, "plain", values)
-    return Remedy(key, cost, "same", values, saving_bytes=0, code=code, language=language)
+    return Remedy(key, cost, "same", values, saving_bytes=0, code=code, language=language, is_lower_bound=is_part)
 
 
 def growing_segments(report: MemoryReport, needed: int, situation: Situation) -> Iterator[Remedy]:
@@ -67,7 +68,8 @@ def growing_segments(report: MemoryReport, needed: int, situation: Situation) ->
         code, language = code_for("expandable_segments", situation.style, {})
         peak = report.peak_allocated_bytes
         remedy = Remedy("expandable_segments", 5, "same", peak_allocated_bytes=peak, code=code, language=language)
-        yield situation.judged(replace(remedy, saving_bytes=needed - now), now)
+        remedy = replace(remedy, saving_bytes=needed - now, is_lower_bound=report.is_lower_bound)
+        yield situation.judged(remedy, now)
 
 
 def with_segments(remedy: Remedy, report: MemoryReport, needed: int, situation: Situation) -> Iterator[Remedy]:

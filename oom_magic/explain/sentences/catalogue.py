@@ -200,6 +200,10 @@ CATALOGUE: Sentences = {
         "The cell runs no optimizer step: the estimates are for its first {num_calls} calls of a model; later"
         " ones can take more."
     ),
+    "calls_continued": (
+        "The cell runs no optimizer step: its first {num_calls} calls of a model were followed, and the iterations that"
+        " are left of its loop were taken to go on like the last ones, with sizes that grow on as theirs did."
+    ),
     "later_takes_more": (
         "The steps fit with the first of these changes, but what follows them, such as an evaluation, takes more:"
         " {needed_bytes} by the end."

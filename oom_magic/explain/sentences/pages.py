@@ -224,6 +224,7 @@ PAGE_CATALOGUE: Sentences = {
         "{names} already holds a {model} on the GPU while another one is loaded: {twin_bytes} could be freed."
     ),
     "chart_title": "Memory needed, of the {usable_bytes} that PyTorch can use",
+    "chart_title_at_least": "Memory needed at least, of the {usable_bytes} that PyTorch can use",
     "chart_title_at_most": "Memory needed at most, of the {usable_bytes} that PyTorch can use",
     "priced_as_eager": (
         "Compiled code was rehearsed as eager code, which needs more: what is needed is an upper bound, and what is"
@@ -232,6 +233,7 @@ PAGE_CATALOGUE: Sentences = {
     "chart_lines": "Lines: tight, danger, full.",
     "row_as_it_is": "the run as it is",
     "column_needed": "needs",
+    "column_needed_at_least": "needs at least",
     "column_needed_at_most": "needs at most",
     "column_verdict": "on the card",
     "verdict_safe": "safe",
@@ -242,6 +244,10 @@ PAGE_CATALOGUE: Sentences = {
     "verdict_no": "does not fit",
     "verdict_no_at_most": "may not fit",
     "best_rehearsed": "{text} Rehearsed: it needs {needed_bytes} of the card, {saving_bytes} less, and is {verdict}.",
+    "best_rehearsed_at_least": (
+        "{text} Rehearsed for a part of its loop: it needs at least {needed_bytes} of the card, {saving_bytes} less by"
+        " then; what later iterations take is not known."
+    ),
     "best_rehearsed_at_most": (
         "{text} Rehearsed as eager code: it needs at most {needed_bytes} of the card, and is {verdict}."
     ),

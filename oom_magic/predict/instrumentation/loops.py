@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from inspect import CO_OPTIMIZED
-from itertools import islice, repeat, takewhile
+from itertools import count, islice, repeat, takewhile
 from operator import length_hint
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, cast
@@ -79,10 +79,12 @@ class Loop:
         "kept",
         "line",
         "num_turns",
+        "number",
         "steps",
     )  # fmt: skip
 
-    def __init__(self, iterated: Iterable[Any], line: tuple[str, int], seen: set[Outcomes]) -> None:
+    def __init__(self, iterated: Iterable[Any], line: tuple[str, int], seen: set[Outcomes], number: int) -> None:
+        self.number = number  # of the run's loops
         self._iterated = iterated
         self._items = iter(iterated)
         self.line = line
@@ -147,6 +149,11 @@ class Loop:
             and -limit <= self.grown_bytes <= limit_each
         )
 
+    @property
+    def num_left(self) -> int | None:
+        """How many turns are still to begin; None where that is not known."""
+        return _num_left(self._items, self.num_turns)
+
     def is_due(self) -> bool:
         """Whether the steps have differed for so long that the loop is to be ended."""
         now = time.process_time()
@@ -169,13 +176,15 @@ class Loop:
 
 
 class Loops:
-    """The loops of one dry run that are under way, by thread. ``tell`` is told why each was cut short, and its line.
+    """The loops of one dry run that are under way, by thread. ``tell`` is told why each was cut short, its line, and
+    whether what was left out may take more.
 
     ``leaves_steps``: also loops that train are cut short.
     """
 
-    def __init__(self, tell: Callable[[str, SourceLine], None]) -> None:
+    def __init__(self, tell: Callable[[str, SourceLine, bool], None]) -> None:
         self._tell = tell
+        self._numbers = count()
         self.leaves_steps = True
         self._active = threading.local()
         self._outcomes: dict[tuple[str, int], set[bool]] = {}  # of conditions in loops, by file and line
@@ -184,7 +193,7 @@ class Loops:
 
     def enter(self, iterated: Iterable[Any], line: tuple[str, int]) -> Loop:
         """A loop begins."""
-        loop = Loop(iterated, line, self._seen.setdefault(line, set()))
+        loop = Loop(iterated, line, self._seen.setdefault(line, set()), next(self._numbers))
         self._active.loops = [*self._under_way(), weakref.ref(loop)]
         return loop
 
@@ -194,6 +203,11 @@ class Loops:
 
     def _inside_out(self) -> list[Loop]:
         return [loop for known in reversed(self._under_way()) if (loop := known()) is not None]
+
+    @property
+    def innermost(self) -> Loop | None:
+        """The innermost loop that is under way."""
+        return next(iter(self._inside_out()), None)
 
     def decide(self, place: tuple[str, int], outcome: bool) -> None:
         """Note the outcome of a condition in a loop."""
@@ -209,6 +223,7 @@ class Loops:
                         " code it guards is not seen (stop_after_steps=None or --steps all follows it)"
                     ),
                     SourceLine(cell_name(file), number, source_text(file, number)),
+                    False,
                 )
 
     def step(self, optimizer: Hashable, usage: Usage) -> bool:
@@ -222,7 +237,7 @@ class Loops:
                 if is_like:
                     self._leave(loop)
                 elif loop.is_due():
-                    self._leave(loop, _about_unlike_steps(loop))
+                    self._leave(loop, _about_unlike_steps(loop), is_part=True)
             if loop.steps[optimizer] > 1:  # else it is one of a step's parts
                 enough *= LIKE_TURNS
         return bool(loops)
@@ -256,7 +271,7 @@ class Loops:
                     loop, _("this loop runs until a value that only the GPU knows ends it; the dry run left it early")
                 )
 
-    def _leave(self, loop: Loop, why: str = "", is_whole: bool = False) -> None:
+    def _leave(self, loop: Loop, why: str = "", is_whole: bool = False, is_part: bool = False) -> None:
         if loop.is_left:
             return
         file = loop.line[0]
@@ -268,7 +283,7 @@ class Loops:
                 " seen (stop_after_steps=None or --steps all follows it)"
             )
             number = loop.line[1]
-            self._tell(why, SourceLine(cell_name(file), number, source_text(file, number)))
+            self._tell(why, SourceLine(cell_name(file), number, source_text(file, number)), is_part)
 
 
 def _about_evaluation() -> str:
@@ -444,15 +459,21 @@ def _counted(iterated: Any, num_turns: int) -> tuple[Iterable[Any], Iterable[Any
         return iterated[:num_turns], islice(iterated, num_turns, _MOST_LOOKED_AT), lambda value: value
     if isinstance(iterated, enumerate):
         inner, count = cast("tuple[Iterator[Any], int]", iterated.__reduce__()[1])
-        later = range(count, count + min(_num_left(inner, num_turns), _MOST_LOOKED_AT))
+        later = range(count, count + min(_num_left(inner, num_turns) or 0, _MOST_LOOKED_AT))
         return range(count - num_turns, count), later, lambda number: (number, next(inner))
     return (), (), lambda value: value
 
 
-def _num_left(iterator: Iterator[Any], num_turns: int) -> int:
-    """How many items an iterator has left; 0 where it does not say. A bar is a generator, of a method of its own."""
-    owner = getattr(getattr(iterator, "gi_frame", None), "f_locals", {}).get("self")
-    with suppress(TypeError):
-        if owner is not None:
-            return len(owner) - num_turns
-    return length_hint(iterator, 0)
+def _num_left(iterator: Iterator[Any], num_turns: int) -> int | None:
+    """How many items an iterator has left; None where it does not say. A bar is a generator, of a method of its own."""
+    left: int | None
+    if isinstance(iterator, (enumerate, zip)):
+        inner = iterator.__reduce__()[1]
+        parts = cast("tuple[Iterator[Any], ...]", inner[:1] if isinstance(iterator, enumerate) else inner)
+        known = [left for one in parts if (left := _num_left(one, num_turns)) is not None]
+        return min(known, default=None)
+    whole = getattr(getattr(iterator, "gi_frame", None), "f_locals", {}).get("self", iterator)
+    with suppress(TypeError):  # a data loader's iterator has the length of all its batches, too
+        return max(len(whole) - num_turns, 0)
+    left = length_hint(iterator, -1)
+    return None if left < 0 else left

@@ -66,6 +66,7 @@ class Recorder:
         self.lines = NameTable(SourceLine("", 0))
         self.modules = NameTable("")
         self.step = 0
+        self.live_bytes = 0  # that were requested, without what blocks have beside them
         self._step_due = float("inf")
         self.watch: Callable[[], None] | None = None  # called before each allocation; may end the run
         self.num_before = 0  # allocations that were there when the trace began
@@ -108,6 +109,7 @@ class Recorder:
             stream,
         ))  # fmt: skip
         self.category.append(_CATEGORY_CODE[category])
+        self.live_bytes += num_bytes
         self._event(number)
         return number
 
@@ -116,6 +118,7 @@ class Recorder:
         block = self.blocks.pop(number, None)
         if block is not None:
             self.allocator.free(block)
+        self.live_bytes -= self.columns[number][0]
         self._event(~number)
 
     def _event(self, event: int) -> None:
@@ -137,6 +140,7 @@ class Recorder:
         before = _CATEGORY_CODE[Category.BEFORE]
         self.category = [before if self.category[old] in _PROVISIONAL else self.category[old] for old in numbers]
         self.columns = [self.columns[old] for old in numbers]
+        self.live_bytes = sum(column[0] for column in self.columns)
         self.block_bytes = [self.block_bytes[old] for old in numbers]
         self.blocks = {new: self.blocks[old] for old, new in numbers.items()}
         self.expressions = {numbers[old]: by for old, by in self.expressions.items() if old in numbers}

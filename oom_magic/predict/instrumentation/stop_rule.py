@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from oom_magic.memory.later_turns import with_later_turns
+from oom_magic.memory.timeline import Timeline
+from oom_magic.predict.instrumentation.loops import Loops
+
+CALLS_COMPARED = 72  # before the rest of a loop is told from the turns that were followed
 STEPS_OF_EACH_OPTIMIZER = 2  # the first makes its state
 MOST_STEPS = 20
 MOST_SECONDS = 8
@@ -42,13 +47,18 @@ class StopRule:
     most_seconds: float = math.inf
     leaves_evaluations: bool = True
 
-    def is_met_without_steps(self, num_calls: int, seconds: float, has_enough: Callable[[], bool]) -> bool:
-        """Whether a run ends that made ``num_calls`` calls of models and no optimizer step."""
+    def is_met_without_steps(
+        self, num_calls: int, seconds: float, has_enough: Callable[[], bool], will_have: Callable[[], bool]
+    ) -> bool:
+        """Whether a run ends that made ``num_calls`` calls of models and no optimizer step. ``will_have``: whether the
+        calls that are still to come can be told from the others, and take enough."""
         if self.after_calls is not None:
             return num_calls >= self.after_calls
-        if not self.enough_bytes or seconds < SECONDS_WITHOUT_STEPS:
+        if not self.enough_bytes:
             return seconds > self.most_seconds
-        return seconds > MOST_SECONDS_WITHOUT_STEPS or has_enough()
+        if num_calls and num_calls % CALLS_COMPARED == 0 and will_have():  # not each time: asking takes time
+            return True
+        return seconds > SECONDS_WITHOUT_STEPS and (seconds > MOST_SECONDS_WITHOUT_STEPS or has_enough())
 
     def is_met_by_step(self, number: int, seconds: float, has_enough: bool, may_grow: Callable[[], bool]) -> bool:
         """Whether a run that counts its steps ends with step ``number``."""
@@ -58,3 +68,67 @@ class StopRule:
         if not has_enough:
             return (is_late and number >= MOST_STEPS) or seconds > MOST_SECONDS_OF_SLOW_STEPS
         return not self.enough_bytes or is_late or number >= MOST_STEPS or not may_grow()
+
+
+class Turns:
+    """The turns of the loop in which models are called while nothing is trained: what later ones take is told from
+    those that were followed, where a run is left."""
+
+    def __init__(self, loops: Loops) -> None:
+        self._loops = loops
+        self._begun: list[tuple[_Turn | None, tuple[int, ...]]] = []  # by call: turn of a loop, events by card
+        self._calls_left: tuple[int, int] | None = None  # after this number of calls
+        self.left: LeftLoop | None = None
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._begun.clear()
+        self._calls_left = self.left = None
+
+    def begin(self, events: tuple[int, ...]) -> None:
+        """A model is about to be called, after so many events by card."""
+        loop = self._loops.innermost
+        self._begun.append((None if loop is None else _Turn(loop.number, loop.num_turns), events))
+
+    def note_calls_left(self, number: int) -> None:
+        """A loop of a library's will call its model so many more times."""
+        self._calls_left = len(self._begun), number
+
+    def under_way(self) -> LeftLoop:
+        """The loop that would be left at the call that began last."""
+        calls = self._begun[:-1]
+        turn, events = self._begun[-1]
+        loop = self._loops.innermost
+        if self._calls_left is None or self._calls_left[0] < len(calls):
+            begun = {one.number: its for one, its in reversed(self._begun) if one and turn and one.loop == turn.loop}
+            if loop is not None and len(begun) > 1:
+                num_left = None if loop.num_left is None else loop.num_left + 1
+                return LeftLoop(tuple(reversed(begun.values())), num_left, loop.num_turns - 1, loop.line)
+            num_left = None
+        else:
+            num_left = self._calls_left[1]
+        starts = (*(its for one, its in calls if one == turn), events)
+        return LeftLoop(starts, num_left, len(starts) - 1)
+
+    def leave(self) -> None:
+        """The run is left here."""
+        self.left = self.under_way()
+
+
+class _Turn(NamedTuple):
+    loop: int
+    number: int
+
+
+class LeftLoop(NamedTuple):
+    """A loop that was left: the events by card at which turns began, the last one where it was left, how many turns are
+    to come (None: not known) after how many, and its line; of a library's loop none."""
+
+    starts: tuple[tuple[int, ...], ...]
+    num_left: int | None
+    num_turns: int
+    line: tuple[str, int] | None = None
+
+    def continued(self, timeline: Timeline, card: int) -> Timeline | None:
+        """A card's timeline with the turns to come; None where what they take cannot be told."""
+        return with_later_turns(timeline, [events[card] for events in self.starts], self.num_left)

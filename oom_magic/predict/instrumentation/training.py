@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from oom_magic.language import _
+from oom_magic.memory.allocator.replay import replay
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import PHASES, MarkKind, Phase
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.instrumentation import stop_rule
 from oom_magic.predict.instrumentation.loops import LIKE_STEPS, LOOPS, Loops, Usage
-from oom_magic.predict.instrumentation.stop_rule import Finished, StopRule
+from oom_magic.predict.instrumentation.stop_rule import Finished, StopRule, Turns
 from oom_magic.predict.isolation.context import steps_hooked
 from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.isolation.patching import patched
@@ -73,6 +74,7 @@ class Training:
         self._serials: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._sizes_seen: set[Inputs] = set()
         self._num_calls_seen = 0
+        self.turns = Turns(loops)
         self._start, self._deadline = 0.0, 0.0  # seconds of computing
         self._num_steps: dict[int, int] = {}  # by identity of the optimizer
         self._usage_at: list[tuple[int, int]] = []  # by card: events and allocations at the last call of ``_usage``
@@ -121,6 +123,7 @@ class Training:
         self.model_calls.clear()
         self._sizes_seen.clear()
         self._num_calls_seen = 0
+        self.turns.clear()
         self._start = time.process_time()
         self.num_calls = 0
         self.has_seen_like_steps = False
@@ -205,14 +208,17 @@ class Training:
 
     def _begin(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The outermost module is about to run."""
-        if not self._num_steps and self.stop_rule.is_met_without_steps(
-            len(self.model_calls), self._seconds(), self._has_enough
-        ):
-            self.leave()
+        if not self._num_steps:
+            self.turns.begin(tuple(len(recorder.order) for recorder in self._gpu.recorders))
+            if self.stop_rule.is_met_without_steps(
+                len(self.model_calls), self._seconds(), self._has_enough, self._will_have_enough
+            ):
+                self.turns.leave()
+                self.leave()
         self.num_calls += torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         self._prepare(module)
         if not torch.is_grad_enabled() and _is_model(module):
-            taken = tuple(recorder.allocator.allocated_bytes for recorder in self._gpu.recorders)
+            taken = tuple(recorder.live_bytes for recorder in self._gpu.recorders)
             is_enough = self.stop_rule.leaves_evaluations and self._has_enough()
             is_like = self._loops.call(self._serial(module), (taken, inputs_of(args, kwargs)), is_enough)
             self.stop_rule.leaves_evaluations &= is_enough or not is_like
@@ -361,6 +367,13 @@ class Training:
         """Whether the run has reserved as much memory as it is known to."""
         enough = self.stop_rule.enough_bytes
         return not enough or max(max(recorder.reserved, default=0) for recorder in self._gpu.recorders) >= enough
+
+    def _will_have_enough(self) -> bool:
+        """Whether the loop that runs is known to reserve so much, with the turns that are still to come."""
+        loop = self.turns.under_way()
+        later = [loop.continued(recorder.timeline(), card) for card, recorder in enumerate(self._gpu.recorders)]
+        enough = self.stop_rule.enough_bytes
+        return any(one is not None and replay(one).peak_reserved_bytes >= enough for one in later)
 
     def _may_grow(self) -> bool:
         """Whether later steps may need more: inputs have new sizes, or an optimizer's state is still to be made."""

@@ -37,7 +37,10 @@ _KINDS = (
 
 
 @contextmanager
-def libraries_followed(gpu: FakeGPU, assume: Callable[[str], None], isolation: Isolation) -> Iterator[None]:
+def libraries_followed(
+    gpu: FakeGPU, assume: Callable[[str], None], isolation: Isolation, note_calls_left: Callable[[int], None]
+) -> Iterator[None]:
     """In the block, libraries use the pretend GPU."""
-    with bitsandbytes_ops.complaints_muted(), adapted([kind.ADAPTERS for kind in _KINDS], Run(gpu, assume, isolation)):
+    run = Run(gpu, assume, isolation, note_calls_left)
+    with bitsandbytes_ops.complaints_muted(), adapted([kind.ADAPTERS for kind in _KINDS], run):
         yield

@@ -22,11 +22,13 @@ from oom_magic.predict.isolation.patching import Patches, all_patched
 
 @dataclass(frozen=True)
 class Run:
-    """What adapters need of the dry run: its GPU, its assumptions, its files."""
+    """What adapters need of the dry run: its GPU, its assumptions, its files, and whom to tell how many more times a
+    library's loop will call its model."""
 
     gpu: FakeGPU
     assume: Callable[[str], None]
     isolation: Isolation
+    note_calls_left: Callable[[int], None]
 
 
 def fake_on_host(gpu: FakeGPU, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -286,6 +286,9 @@ def _criteria(module: ModuleType, run: Run) -> Patches:
 def _not_done(criterion: Callable[..., Any], run: Run) -> Callable[..., Any]:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         done = criterion(self, *args, **kwargs)
+        tokens = args[0] if args else kwargs.get("input_ids")
+        if isinstance(tokens, torch.Tensor) and isinstance(getattr(self, "max_length", None), int):
+            run.note_calls_left(self.max_length - tokens.shape[-1])
         with DisableTorchFunction():
             values = run.gpu.values
             if isinstance(done, torch.Tensor) and (values.get(done) is None or values.assumption_about([done])):
