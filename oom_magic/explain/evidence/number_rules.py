@@ -383,7 +383,8 @@ def judge_tip(failure: Failure, clues: Clues) -> Evidence | None:
     with_free = {"free_bytes": free} if stuck < requested else {}
     if stuck + free < requested or not stuck:
         return Evidence("tip_does_not_apply", values)
-    if free >= requested > stuck:
+    has_room = free >= 2 * requested and free >= (failure.total_bytes or 0) * _NOTEWORTHY_SHARE
+    if free >= requested and (with_free or has_room):
         return None  # what was free would have done: the refusal is not about pieces
     held = failure.pytorch_bytes or 0
     if is_held_by_others(failure):  # the cache is little beside what they hold
@@ -391,6 +392,8 @@ def judge_tip(failure: Failure, clues: Clues) -> Evidence | None:
     if stuck < held * MIN_STUCK_SHARE:
         values |= {"held_bytes": held}
         return Evidence("tip_delays_with_free", values | with_free) if with_free else Evidence("tip_delays", values)
+    if clues.tip_is_of_splits:
+        return Evidence("tip_applies", values)
     unsupported = [system for system in clues.systems if system in _UNSUPPORTED_SYSTEMS]
     if unsupported:
         return Evidence("tip_unsupported", values | {"system": unsupported[0]})

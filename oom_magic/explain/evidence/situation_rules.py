@@ -270,7 +270,7 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
     if "merges" in told and clues.phase is None and "killed" not in told:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("told_merging"))
         yield Support(Cause.ACTIVATIONS, -0.4)
-    elif "saves" in told and clues.phase is None:
+    elif "saves" in told and clues.phase is None and "at_optimizer" not in told:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("told_saving"))
     elif {"loads", "generates_beside"} <= told and clues.phase is None:
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.5, Evidence("told_generation"))

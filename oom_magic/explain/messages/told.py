@@ -31,7 +31,10 @@ _TOLD_DEVICE = (
     r"|(?:cuda|gpu|\u663e\u5361) ?\u5185\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa|\u4f1a?\u7206)"
     r"|\u663e\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa|\u7206|\u70b8|\u8d85)|[\u7206\u70b8]\u4e86?\u663e\u5b58"
 )
-_RAM = r"(?:(?<!gpu )(?<!video )ram|(?:system|host|cpu|main|server)(?: virtual)? (?:memory|ram))"
+_RAM = (
+    r"(?:(?<!gpu )(?<!video )(?<!nor )(?<!vram/)(?<!before )ram(?!/v)"
+    r"|(?:system|host|cpu|main|server)(?: virtual)? (?:memory|ram))"
+)
 _TOLD_HOST = (
     rf"\b{_RAM}\b(?:(?!\b(?:not|if|gpu|cuda)\b)[^.\n]){{0,30}}?\b{_SPENT}\b|\b{_SPENT}\b(?:(?!\b(?:gpu"
     rf"|cuda)\b)[^.\n])"

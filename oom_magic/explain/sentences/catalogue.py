@@ -268,7 +268,7 @@ CATALOGUE: Sentences = {
     ),
     "tip_applies_with_free": (
         "PyTorch's tip may help: {stuck_bytes} stuck in its cache and {free_bytes} free would together have"
-        " covered the {requested_bytes}, as one growing segment."
+        " covered the {requested_bytes}."
     ),
     "tip_does_not_apply": (
         "PyTorch's tip does not help: its cache holds only {stuck_bytes}, but {requested_bytes} were requested."

@@ -322,7 +322,7 @@ REMEDIES: Sentences = {
     ),
     "remedy_driver_limit": (
         "The device had free memory: look for a limit or a fault outside the program (driver and runtime"
-        " versions, the share of a container or virtual machine); using less memory will not help."
+        " versions, the share of a container or virtual machine)."
     ),
     "remedy_matching_versions": "Install compatible versions of driver, runtime and framework.",
     "remedy_sample_graph": (

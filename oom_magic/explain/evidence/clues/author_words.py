@@ -13,8 +13,8 @@ from oom_magic.explain.messages.told import KILLED
 
 _MEMORY = r"(?:memory|vram|(?<!of )ram|rss|usage|consumption|footprint)"
 _HOST = (
-    r"(?:(?<!gpu )(?<!video )(?<!gb of )(?<!gb )(?<!g of )(?<!gigs of )\bram\b|\brss\b|(?:host|system|cpu|main"
-    r"|physical|computer|pc|server)(?:'s)?(?:[- ]\w+)?[- ](?:memory|ram)|computer'?s memory)"
+    r"(?:(?<!gpu )(?<!video )(?<!nor )(?<!vram/)(?<!gb of )(?<!gb )(?<!g of )(?<!gigs of )\bram\b|\brss\b"
+    r"|(?:host|system|cpu|main|physical|computer|pc|server)(?:'s)?(?:[- ]\w+)?[- ](?:memory|ram)|computer'?s memory)"
 )
 _RISES = (
     r"(?:increas|grow|climb|accumulat|leak|creep)\w*|\brising|\bris(?:e|es|en)\b|grew|(?:goes|going|go|went|build\w*"
@@ -363,6 +363,7 @@ _NOT_SEEN = re.compile(
     r"|\b(?:only )?if (?:i|we|you) (?:had|were|could)\b[^.!?\n]{0,60}$",
     re.I,
 )
+_AS_IT_SHOULD = re.compile(r"[^.\n]{0,30}\b(?:as expected|as (?:it|they) should|as usual|to (?:the|its) peak)\b", re.I)
 _OF_WHAT_FAILED = {"larger_input_fails"}
 _FAILS = re.compile(
     r"\boom\b|memory|\bcrash|\bfail|\berror|\bkill|\bcuda\b|vram|\bram\b|显存|内存|报错|爆|溢出|失败", re.I
@@ -458,6 +459,8 @@ def _told(pattern: re.Pattern[str], text: str, key: str = "") -> re.Match[str] |
         if _ADVICE.search(text, max(0, start - 40), start) or _ASKED.match(text, sentence):
             continue
         if _GUESSED.search(text, max(sentence, start - 48), start):
+            continue
+        if key == "grows" and _AS_IT_SHOULD.match(text, match.end()):
             continue
         if key in _OF_WHAT_FAILED and _is_not_seen(text, sentence, start, match.end()):
             continue

@@ -81,6 +81,7 @@ _NOT_SUPPORTED = re.compile(
 )
 # PyTorch's own tip names the setting too; the user need not have set it.
 _TIP = re.compile(r"try setting\s+\S{0,20}ALLOC_CONF=expandable_segments:True")
+_TIP_OF_SPLITS = re.compile(r"try\s+setting\s+max_split_size_mb|memory is >> allocated")
 _QUOTED_TIP = re.compile(
     r"try\s+setting\s+(?:max_split_size_mb|PYTORCH_\w+)|to\s+avoid\s+fragmentation|memory is >> allocated"
 )
@@ -108,6 +109,11 @@ def sets_expandable_segments(text: str) -> bool:
 def quotes_tip(text: str) -> bool:
     """Whether the text quotes PyTorch's tip against fragmentation."""
     return bool(_QUOTED_TIP.search(text)) and not _NOT_SUPPORTED.search(text)
+
+
+def tip_is_of_splits(text: str) -> bool:
+    """Whether the tip is that of PyTorch before 2.2: not to split large blocks (max_split_size_mb)."""
+    return bool(_TIP_OF_SPLITS.search(text)) and not _TIP.search(text)
 
 
 def limits_in(text: str) -> dict[str, float]:

@@ -250,7 +250,7 @@ PROGRAMS: tuple[Program, ...] = (
         (*_llama_stages(("ollama_context", "ollama_parallel"), ("ollama_layers", "ollama_context", "ollama_parallel"),
                         ("ollama_layers", "smaller_model")),
          _stage("kv_cache", r"memory\.required\.kv=", Cause.ACTIVATIONS, 0.45),
-         _stage("context", r"failed to create context", Cause.ACTIVATIONS, 0.45,
+         _stage("context", r"failed to create context", Cause.ACTIVATIONS, 0.75,
                 ("ollama_layers", "ollama_context", "ollama_parallel"))),
         remedies=("ollama_context", "ollama_parallel", "ollama_layers", "smaller_model"),
         default_cause=(Cause.ACTIVATIONS, 0.25),

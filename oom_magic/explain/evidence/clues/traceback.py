@@ -10,6 +10,7 @@ from oom_magic.explain.evidence.clues.environment import (
     quotes_tip,
     sets_expandable_segments,
     systems_in,
+    tip_is_of_splits,
 )
 from oom_magic.explain.evidence.clues.magnitudes import (
     Magnitude,
@@ -32,7 +33,8 @@ _SKIPPED = re.compile(r"Skipping tactic")
 _NO_ENGINE = re.compile(r"could not find any implementation|engine could not be created|failed tensorrt", re.I)
 # Libraries that a run does not use: in lists of an environment (transformers-cli env), what is not there, what works.
 _ASIDE = re.compile(
-    r"(?i:tensorflow|flax|jax(?:lib)?) version[^\n]*|[^\n]{0,80}\bnot installed\b[^\n]*"
+    r"(?i:tensorflow|flax|jax(?:lib)?) version[^\n]*|(?m:^[-*\t ]{0,6}jax(?:lib)?[ =:]{1,3}v?\d[\d.]{0,12}[ \t]*$)"
+    r"|[^\n]{0,80}\bnot installed\b[^\n]*"
     r"|\bno (?:problem|issue|trouble)s? (?:with|when|in) [^.\n)]{0,60}"
     r"|\b(?:also|the same) [^.\n]{0,60}\b(?:with|in|using|on) (?i:vllm|sglang|tgi)\b"
 )
@@ -206,7 +208,7 @@ class Clues:
     ``names_accumulation``: it speaks of gradient accumulation. ``faults`` are those of code pasted with it,
     ``run`` what is told of the run, ``program`` the inference server, pipeline or runtime that failed (None:
     training, or not told). ``trace`` holds the traceback's lines, ``has_tip`` is True where PyTorch's tip
-    against fragmentation is quoted.
+    against fragmentation is quoted (``tip_is_of_splits``: that of old versions).
     ``card_bytes`` is the GPU's memory where the author names it ("RTX 3060 12GB"), ``weights_bytes`` the model's,
     ``ram_bytes`` the computer's, ``array_bytes`` the largest array that pasted code creates, ``inputs`` what is large.
     ``num_trained`` is a log's count of trained parameters. ``has_prose``: somebody wrote more than a message.
@@ -225,6 +227,7 @@ class Clues:
     program: ProgramUse | None = None
     trace: str = ""
     has_tip: bool = False
+    tip_is_of_splits: bool = False
     frameworks: tuple[str, ...] = ()
     systems: tuple[str, ...] = ()
     expandable_segments: bool = False
@@ -279,6 +282,7 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         program=program,
         trace=all_text,
         has_tip=quotes_tip(head),
+        tip_is_of_splits=tip_is_of_splits(head),
         frameworks=libraries_in(head),
         systems=systems_in(head, accelerator),
         expandable_segments=sets_expandable_segments(head),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 from typing import TYPE_CHECKING
 
 from oom_magic.explain.evidence.causes import INPUT_CAUSES, Cause
@@ -139,8 +141,18 @@ def _whose_loop(diagnosis: Diagnosis) -> set[str]:
         return {"trainer"} if shows or not is_by_settings else set()
     if "deepspeed" in diagnosis.frameworks and "accelerate" not in diagnosis.frameworks:
         return set()  # an engine's, by its settings
-    is_quoted = bool(diagnosis.code) and bool(diagnosis.place or "in_prose" in told)
-    is_bare = told <= IN_ANY_MESSAGE and not is_quoted  # nothing shows anybody else's
+    is_bare = told <= IN_ANY_MESSAGE and _shows_only_a_line(diagnosis)  # nothing shows anybody else's
     if is_bare or (shows and not is_by_settings):
         return {"own_loop", *(("accelerator",) if style == "accelerate" else ())}
     return set()
+
+
+def _shows_only_a_line(diagnosis: Diagnosis) -> bool:
+    """Whether a message stands alone or with the failing statement, without frames and sentences around it."""
+    if not diagnosis.code:
+        return True
+    if diagnosis.place or "in_prose" in diagnosis.told:
+        return False
+    with contextlib.suppress(SyntaxError, ValueError):
+        return bool(ast.parse(diagnosis.code))
+    return False
