@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import accumulate, groupby
 
 _ANSI = re.compile(r"(?:\x1b|\\x1b|\\u001b|\\033|\\e)\[[0-9;?]{0,20}[A-Za-z]|\[\d{1,3}(?:;\d{1,3}){0,4}m")
 _CONTROL = re.compile(
@@ -53,6 +55,7 @@ _DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d{1,2}[ \t]?[KMGTkmgt]i?[Bb]\b)")
 _DIGIT_GAP = re.compile(r"[ \t](?<=\d.)(?=\d)")
 _WIDE_DIGIT_GAP = re.compile(r"[ \t](?<=\d.)[ \t]{1,7}(?=\d)")
 _GAP_MARK = "~"
+_BLOCK = 4096  # at least, of characters: what is looked through to find one place
 _MANY_LINES = 100
 _LEAST_OF_A_LOG = 30  # of the characters of a line
 _KEPT_REPEATS = 8  # of lines of one shape, from the first and from the last
@@ -90,20 +93,34 @@ class Squeezed:
 
     def __init__(self, cleaned: str) -> None:
         narrow = _DIGIT_GAP.sub(_GAP_MARK, cleaned)  # a table of numbers has half a million of them in a megabyte
-        self._marked = _WIDE_DIGIT_GAP.sub(lambda gap: _GAP_MARK * len(gap.group()), narrow)
+        marked = _WIDE_DIGIT_GAP.sub(lambda gap: _GAP_MARK * len(gap.group()), narrow)
+        self._blocks = [*_blocks_of(marked)]
         # Of all letters only this one is longer in lower case, which would shift what follows it.
-        self.text = _DROPPED.sub("", self._marked).replace("\u0130", "i").lower()
+        squeezed = [_DROPPED.sub("", block).replace("\u0130", "i").lower() for block in self._blocks]
+        self._ends = [*accumulate(map(len, squeezed))]
+        self.text = "".join(squeezed)
 
     def origins(self, positions: Iterable[int]) -> Iterator[int]:
         """Offsets in the cleaned text of ascending positions in ``text``."""
-        gaps = _DROPPED.finditer(self._marked)
-        gap = next(gaps, None)
-        num_dropped = 0
-        for position in positions:
-            while gap is not None and gap.start() - num_dropped <= position:
-                num_dropped += gap.end() - gap.start()
-                gap = next(gaps, None)
-            yield position + num_dropped
+        starts = [0, *accumulate(map(len, self._blocks))]
+        for number, inside in groupby(positions, lambda position: bisect_right(self._ends, position)):
+            start = self._ends[number - 1] if number else 0
+            gaps = _DROPPED.finditer(self._blocks[number])
+            gap, num_dropped = next(gaps, None), 0
+            for position in inside:
+                while gap is not None and gap.start() - num_dropped <= position - start:
+                    num_dropped += gap.end() - gap.start()
+                    gap = next(gaps, None)
+                yield starts[number] + position - start + num_dropped
+
+
+def _blocks_of(text: str) -> Iterator[str]:
+    """The text in parts of some kilobytes, each with its last line break."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start + _BLOCK) + 1 or len(text)
+        yield text[start:end]
+        start = end
 
 
 def without_repeats(text: str) -> str:

@@ -15,7 +15,8 @@ class MessageKind:
     """One kind of message: the pattern that shows it (over the squeezed text) and what it is.
 
     ``is_oom`` is None where such a message is only sometimes about memory. A ``is_faint`` kind counts
-    only in a text that holds nothing clearer (a log line beside the exception it belongs to).
+    only in a text that holds nothing clearer (a log line beside the exception it belongs to). One of ``parts``, if
+    there are any, is in each of its messages.
     """
 
     format: str
@@ -23,6 +24,7 @@ class MessageKind:
     is_oom: bool | None
     pattern: re.Pattern[str]
     is_faint: bool = False
+    parts: tuple[str, ...] = ()
 
 
 # More than a log of several megabytes contains; it bounds the time for a phrase that is repeated endlessly.
@@ -342,7 +344,7 @@ LINE_KINDS = (
     ),
     # cudaMallocAsync's message ends here where a NUL byte cut it (2.3 and later, device 0).
     MessageKind("cuda_malloc_async", "cuda", True, re.compile(r"\bAllocation on device[ \t]*$", re.M), True),
-    MessageKind("sigkill", "cpu", True, re.compile(_KILLED, re.M), True),
+    MessageKind("sigkill", "cpu", True, re.compile(_KILLED, re.M), True, ("illed", "\u5df2\u6740\u6b7b")),
     MessageKind(
         "memory_error",
         "cpu",
@@ -377,6 +379,8 @@ def line_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
     """The first message of each kind recognised by whole words or by its place on a line; offsets are in the cleaned
     text."""
     for kind in LINE_KINDS:
+        if kind.parts and not any(part in cleaned for part in kind.parts):
+            continue
         match = kind.pattern.search(cleaned)
         if match is not None:
             yield kind, match

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -71,13 +72,10 @@ def read(text: str) -> tuple[Failure, ...]:
         found = _clearest(found + [_found_of(kind, match) for kind, match in line_messages(cleaned)])
     if not found:
         found = [_found_of(kind, match) for kind, match in told_messages(cleaned)]
-    version = stated_version(cleaned) if found else None
+    around = _Around(cleaned, squeezed.text)
     ends = [0, *(item.end for item in found)]
     starts = [*(item.start for item in found[1:]), len(cleaned)]
-    return tuple(
-        _placed(item, (end, start), cleaned, squeezed.text, version)
-        for item, end, start in zip(found, ends, starts, strict=False)
-    )
+    return tuple(_placed(item, (end, start), around) for item, end, start in zip(found, ends, starts, strict=False))
 
 
 def _squeezed_messages(text: str) -> list[_Found]:
@@ -168,21 +166,44 @@ def _found_of(kind: MessageKind, match: re.Match[str]) -> _Found:
     return _Found(values, len(values) - 3, kind.is_faint, match.start(), match.end())
 
 
-def _placed(item: _Found, room: tuple[int, int], cleaned: str, squeezed: str, version: str | None) -> Failure:
+@dataclass(frozen=True)
+class _Around:
+    """A text, and what it tells of each of its messages."""
+
+    cleaned: str
+    squeezed: str
+
+    @cached_property
+    def version(self) -> str | None:
+        """The PyTorch version that it names."""
+        return stated_version(self.cleaned)
+
+    @cached_property
+    def backend(self) -> str | None:
+        """The backend of the device that it names."""
+        return named_backend(self.cleaned)
+
+    @cached_property
+    def is_of_jax(self) -> bool:
+        """Whether JAX runs the allocator that TensorFlow has, too."""
+        return bool(_OF_JAX.search(self.cleaned)) and not _OF_TENSORFLOW.search(self.cleaned)
+
+
+def _placed(item: _Found, room: tuple[int, int], around: _Around) -> Failure:
     """The failure with its context: the text between the previous message and the next."""
-    values = dict(item.values)
+    values, cleaned, squeezed = dict(item.values), around.cleaned, around.squeezed
     if values["format"] == "short" and _NUL_CUT.match(cleaned, item.end):
         values["format"] = "cuda_v2.3_nul_cut"
-    if values["format"] == "tensorflow" and _OF_JAX.search(cleaned) and not _OF_TENSORFLOW.search(cleaned):
+    if values["format"] == "tensorflow" and around.is_of_jax:
         values |= {"format": "jax", "backend": "jax"}
     if values["format"] in _OF_ANY_DEVICE:
-        values["backend"] = named_backend(cleaned) or values["backend"]
+        values["backend"] = around.backend or values["backend"]
     values["exception"] = _exception_of(item, room, cleaned)
     values["text"] = cleaned[item.start : min(item.end, item.start + _MAX_TEXT)]
     start, end = item.squeezed_span
     window = squeezed[max(0, start - 120) : end + _VERSION_WINDOW]
     if values["backend"] not in ("jax", "tensorflow"):
-        values["torch_version_guess"] = version or guess_version(values, window)
+        values["torch_version_guess"] = around.version or guess_version(values, window)
     return Failure(start=item.start, **values)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 _MAX_BLOCKS = 40
 _MAX_BLOCK_LINES = 300
@@ -67,7 +68,7 @@ def faults_in(text: str) -> tuple[CodeFault, ...]:
     """The faults that pasted code shows, each kind once, in the order of the text. Never raises."""
     found: dict[str, CodeFault] = {}
     has_loop = False
-    for block in _blocks(text):
+    for block in dict.fromkeys(map(tuple, _blocks(text))):  # ranks print the same
         tree = _parsed(block)
         if tree is not None:
             has_loop |= any(isinstance(node, ast.For | ast.While) for node in ast.walk(tree))
@@ -122,7 +123,7 @@ def _blocks(text: str) -> Iterator[list[str]]:
         yield block
 
 
-def _parsed(block: list[str]) -> ast.Module | None:
+def _parsed(block: Sequence[str]) -> ast.Module | None:
     """The tree of a block; lines that are not Python are dropped one by one."""
     margin = min((len(line) - len(line.lstrip()) for line in block if line.strip()), default=0)
     lines = [line[margin:] for line in block]
@@ -241,12 +242,17 @@ class _Walk:
 
     def _carried(self, targets: list[str], call: ast.Call, node: ast.stmt, scope: _Scope) -> Iterator[CodeFault]:
         """A state that passes through a module in each iteration and keeps the graphs of all earlier ones."""
+        if len(targets) < 2 or not scope.in_loop or scope.without_gradients:
+            return
         given = {name for argument in call.args for name in _names(argument)}
         states = [name for name in targets if name in given and _STATE_NAME.match(name)]
-        text = ast.unparse(self._tree)
-        is_cut = any(re.search(rf"\b{re.escape(name)}\b[^\n]{{0,60}}(?:detach|\.data\b)", text) for name in states)
-        if states and len(targets) > 1 and scope.in_loop and not scope.without_gradients and not is_cut:
+        cut = (rf"\b{re.escape(name)}\b[^\n]{{0,60}}(?:detach|\.data\b)" for name in states)
+        if states and not any(re.search(pattern, self._text) for pattern in cut):
             yield CodeFault("carries_state", _line(node))
+
+    @cached_property
+    def _text(self) -> str:
+        return ast.unparse(self._tree)
 
     def _sum(self, target: str, value: ast.expr, node: ast.stmt, scope: _Scope) -> Iterator[CodeFault]:
         """A running sum of tensors that is not reset in each iteration."""

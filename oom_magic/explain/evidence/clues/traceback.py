@@ -277,7 +277,7 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         code=_line_of(phase, innermost) if lines and not frames else _innermost_code(innermost),
         frames=frames,
         is_training=bool(_TRAINING.search(all_text)),
-        faults=faults_in(raw) or faults_in(head),
+        faults=faults_in(raw) or (() if raw == head else faults_in(head)),
         run=_run_of(head, lines),
         program=program,
         trace=all_text,
