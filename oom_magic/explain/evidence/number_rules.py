@@ -377,7 +377,7 @@ _UNSUPPORTED_SYSTEMS = ("Windows", "WSL", "Jetson")
 def judge_tip(failure: Failure, clues: Clues) -> Evidence | None:
     """Whether a tip against fragmentation applies to this failure; None without a tip, or where it is unknown."""
     stuck, requested, free = failure.stuck_bytes, failure.requested_bytes, failure.free_bytes or 0
-    if stuck is None or requested is None or not clues.has_tip:
+    if stuck is None or requested is None or not clues.tip:
         return None
     values = {"stuck_bytes": stuck, "requested_bytes": requested}
     with_free = {"free_bytes": free} if stuck < requested else {}
@@ -392,7 +392,7 @@ def judge_tip(failure: Failure, clues: Clues) -> Evidence | None:
     if stuck < held * MIN_STUCK_SHARE:
         values |= {"held_bytes": held}
         return Evidence("tip_delays_with_free", values | with_free) if with_free else Evidence("tip_delays", values)
-    if clues.tip_is_of_splits:
+    if clues.tip == "splits":
         return Evidence("tip_applies", values)
     unsupported = [system for system in clues.systems if system in _UNSUPPORTED_SYSTEMS]
     if unsupported:

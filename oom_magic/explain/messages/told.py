@@ -93,7 +93,10 @@ _OF_KILLED = MessageKind("told_host", "cpu", True, KILLED, True)
 _MEMORY_OF_DEVICE = re.compile(r"\b(?:gpu|cuda|video|graphics)[- ]?(?:memory|ram)\b|\bv-?ram\b|显存", re.I | re.A)
 # Chinese authors call both memories 内存, where they do not say 显存.
 _VIDEO_MEMORY = re.compile("[显顯][存卡]")
-_DEVICE_IS_FINE = re.compile(r"显存(?:占用)?(?:是|都|也|还)?(?:没有?问题|正常|足够|充足|够)(?: ?\([^)\n]{0,24}\))?")
+_DEVICE_IS_FINE = re.compile(
+    r"显存(?:占用)?(?:是|都|也|还)?(?:没有?问题|正常|足够|充足|够)(?: ?\([^)\n]{0,24}\))?"
+    r"|显存(?:平均)?(?:利用|占用|使用)率?(?:只有|小于|低于|不到|不足|仅|才){1,2} ?[1-7]?\d ?%"
+)
 _MEMORY_IN_CHINESE = re.compile("[内內]存|記憶體")
 _MEMORY_OF_HOST = re.compile(r"\bram\b|\bswap\b|\b(?:system|host|main) memory\b", re.I | re.A)
 _NO_DEVICE = re.compile(
@@ -139,7 +142,7 @@ def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
 
 def _is_killed_for_device(kind: MessageKind, cleaned: str, match: re.Match[str]) -> bool:
     """Whether a program that was killed is said to have filled the device, rather than the host."""
-    rest = _NO_DEVICE.sub("", _statement(cleaned, match))
+    rest = _DEVICE_IS_FINE.sub("", _NO_DEVICE.sub("", _statement(cleaned, match)))
     return kind.format == "told_host" and "kill" in match.group().lower() and bool(_MEMORY_OF_DEVICE.search(rest))
 
 

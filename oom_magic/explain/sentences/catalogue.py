@@ -71,6 +71,7 @@ CATALOGUE: Sentences = {
     "cause_sysmem_fallback": (
         "The driver had moved GPU memory to host memory (Windows or WSL), and that ran out, too."
     ),
+    "cause_leak_or_retained_reference_replay": "What is kept of past steps (a replay buffer) fills the memory.",
     "cause_host_ram": "Host memory (RAM) ran out, not GPU memory.",
     "cause_host_ram_told": "It is host memory (RAM) that is used up, not GPU memory.",
     "cause_host_ram_board": "The memory that the CPU and the GPU share on this machine ran out.",

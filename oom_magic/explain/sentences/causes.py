@@ -37,6 +37,8 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = "_models"
     elif cause is Cause.DRIVER_LEVEL and diagnosis.program and not PROGRAMS_BY_KEY[diagnosis.program].is_torch:
         suffix = "_elsewhere"
+    elif cause is Cause.LEAK_OR_RETAINED_REFERENCE and any(one.key == "replay_buffer" for one in diagnosis.evidence):
+        suffix = "_replay"
     elif cause is Cause.WEIGHTS_TOO_BIG:
         suffix = next((_COPY_SUFFIXES[one.key] for one in diagnosis.evidence if one.key in _COPY_SUFFIXES), "")
     elif cause is Cause.FRAGMENTATION and failure is not None and _has_no_cache(failure):

@@ -73,6 +73,9 @@ PAGE_CATALOGUE: Sentences = {
     "advice_memory_fraction_limit": (
         "Raise the limit (set_per_process_memory_fraction, gpu_memory_utilization), or use less memory below it."
     ),
+    "advice_sysmem_fallback": (
+        "Make the run fit the card's own memory: what the driver moves to host memory only makes it slow."
+    ),
     "advice_host_ram": "Use less of the computer's RAM, or give the program more.",
     "advice_shared_memory": (
         "Enlarge /dev/shm (in a container: --shm-size), or put less into it: a DataLoader with num_workers=0 does"

@@ -136,10 +136,6 @@ REMEDIES: Sentences = {
     "remedy_find_tensor": (
         "Check which operation requests so much, and whether a shape there is larger than intended."
     ),
-    "remedy_fit_card": (
-        "Make the run fit the card's own memory: what the driver moves to host memory only makes it slow (with its"
-        " policy 'prefer no sysmem fallback' it fails at once instead)."
-    ),
     "remedy_fewer_workers": "Fewer worker processes: each holds a copy of what it touches.",
     "remedy_fewer_processes": "Start fewer processes at once (workers, jobs): each commits memory of its own.",
     "remedy_state_on_host": (
@@ -279,6 +275,7 @@ REMEDIES: Sentences = {
         "Keep the data in RAM and move only what a step needs to the GPU; some programs have a setting for it"
         " (--data_device cpu)."
     ),
+    "remedy_smaller_buffer": "Make the replay buffer smaller (fewer steps, pictures as uint8), or keep it in RAM.",
     "remedy_smaller_array": (
         "Make this one array smaller: fewer entries (a shorter buffer, a part of the data), smaller images, a"
         " narrower dtype."

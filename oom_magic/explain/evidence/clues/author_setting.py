@@ -372,7 +372,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"数据集|图片|图像|视频|批",
     ),
     "replays": said_as(
-        r"replay[_ ]?buffer|experience replay|rollout buffer", r"\b(?:dqn|atari|breakout)\b",
+        r"replay[_ ]?buffer|experience replay|rollout buffer", r"\b(?:dqn|ddpg|td3|sac|atari|breakout)\b",
     ),
     "full_batch": said_as(
         r"full[- _]?(?:batch|graph|image|size|volume|slide)", r"(?:whole|entire) (?:graph|image|dataset|volume"

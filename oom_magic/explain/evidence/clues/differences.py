@@ -100,6 +100,8 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"(?:works?\b|fine|ok|not a problem|no problem|good|success\w*|runs?\b)",
         r"reduc\w+ (?:the )?(?:image|input|resolution|sequence|patch|crop)\b[^.\n]{0,30}(?:works?|solve|help|fix)",
         r"works? (?:fine |well )?(?:with|for|on|at|up to) (?:small|low|short)",
+        r"\b(?:can|could|able to|works?|runs?)\b[^.\n]{0,40}\bby (?:downgrad|downscal|reduc|lower|decreas|shrink)\w* "
+        r"(?:the |my )?\w*(?:size|length|resolution|frames|duration)\b",
         r"max(?:imum)? \w+ (?:i can use|that works|without oom)",
         r"\bwith \d{1,3}k (?:\w+ )?(?:loads|works|runs|fits)\b",
     ),

@@ -106,14 +106,12 @@ def sets_expandable_segments(text: str) -> bool:
     return bool(_EXPANDABLE.search(_TIP.sub("", text))) and not _NOT_SUPPORTED.search(text)
 
 
-def quotes_tip(text: str) -> bool:
-    """Whether the text quotes PyTorch's tip against fragmentation."""
-    return bool(_QUOTED_TIP.search(text)) and not _NOT_SUPPORTED.search(text)
-
-
-def tip_is_of_splits(text: str) -> bool:
-    """Whether the tip is that of PyTorch before 2.2: not to split large blocks (max_split_size_mb)."""
-    return bool(_TIP_OF_SPLITS.search(text)) and not _TIP.search(text)
+def tip_in(text: str) -> str:
+    """Which tip of PyTorch's against fragmentation is quoted: "segments", that of versions before 2.2, "splits", or
+    ""."""
+    if not _QUOTED_TIP.search(text) or _NOT_SUPPORTED.search(text):
+        return ""
+    return "splits" if _TIP_OF_SPLITS.search(text) and not _TIP.search(text) else "segments"
 
 
 def limits_in(text: str) -> dict[str, float]:

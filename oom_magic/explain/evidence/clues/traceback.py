@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 from oom_magic.explain.evidence.clues.environment import (
     libraries_in,
-    quotes_tip,
     sets_expandable_segments,
     systems_in,
-    tip_is_of_splits,
+    tip_in,
 )
 from oom_magic.explain.evidence.clues.magnitudes import (
     Magnitude,
@@ -207,8 +206,8 @@ class Clues:
     ``code`` is the innermost line shown. ``expandable_segments`` is True where the text sets it.
     ``names_accumulation``: it speaks of gradient accumulation. ``faults`` are those of code pasted with it,
     ``run`` what is told of the run, ``program`` the inference server, pipeline or runtime that failed (None:
-    training, or not told). ``trace`` holds the traceback's lines, ``has_tip`` is True where PyTorch's tip
-    against fragmentation is quoted (``tip_is_of_splits``: that of old versions).
+    training, or not told). ``trace`` holds the traceback's lines, ``tip`` names the tip of PyTorch's
+    against fragmentation that is quoted (see ``tip_in``).
     ``card_bytes`` is the GPU's memory where the author names it ("RTX 3060 12GB"), ``weights_bytes`` the model's,
     ``ram_bytes`` the computer's, ``array_bytes`` the largest array that pasted code creates, ``inputs`` what is large.
     ``num_trained`` is a log's count of trained parameters. ``has_prose``: somebody wrote more than a message.
@@ -226,8 +225,7 @@ class Clues:
     run: RunFacts = _NO_FACTS
     program: ProgramUse | None = None
     trace: str = ""
-    has_tip: bool = False
-    tip_is_of_splits: bool = False
+    tip: str = ""
     frameworks: tuple[str, ...] = ()
     systems: tuple[str, ...] = ()
     expandable_segments: bool = False
@@ -281,8 +279,7 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         run=_run_of(head, lines),
         program=program,
         trace=all_text,
-        has_tip=quotes_tip(head),
-        tip_is_of_splits=tip_is_of_splits(head),
+        tip=tip_in(head),
         frameworks=libraries_in(head),
         systems=systems_in(head, accelerator),
         expandable_segments=sets_expandable_segments(head),

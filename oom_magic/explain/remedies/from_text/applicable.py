@@ -23,7 +23,7 @@ _SHOWS_OTHERS = {
 }  # fmt: skip
 _AT_START = {"little_free_at_start", "meaning_vllm_startup", "no_context", "start_refused", "stage_loading"}
 _OF_TOKENS = ("vllm", "sglang", "tgi", "server", "quantizing")
-_OF_SPLATS = (*INPUT_CAUSES, Cause.WEIGHTS_TOO_BIG, Cause.OPTIMIZER_STATE)
+_OF_SPLATS = (*INPUT_CAUSES, Cause.WEIGHTS_TOO_BIG, Cause.OPTIMIZER_STATE, Cause.SYSMEM_FALLBACK)
 # Said where nothing better is known.
 _UNSPECIFIC = {
     "smaller_input", "smaller_items", "more_ram", "hold_less",

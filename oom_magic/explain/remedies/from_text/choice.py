@@ -49,7 +49,7 @@ _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
 _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "request_absurd": ("find_tensor",),
     "request_above_any_device": ("find_tensor",),
-    "replay_buffer": ("smaller_array",),
+    "replay_buffer": ("smaller_buffer",),
     "grows_in_evaluation": ("no_grad", "collect_on_host", "gather_on_host"),
     "gathers_predictions": ("gather_on_host", "smaller_evaluation_any"),
     "code_carries_state": ("detach_state", "no_grad"),
@@ -94,7 +94,7 @@ _OF_ANY_RUN = {
 # Evidence that determines the first change in any program.
 _IN_ANY_PROGRAM = {
     "mps_others", "above_block_limit", "offloaded_pinned", "parallel_slots", "told_models_beside", "paddle_share",
-    "told_merging", "told_collects",
+    "told_merging", "told_collects", "replay_buffer",
 }  # fmt: skip
 # What helps against each cause, the first step first. Keys of the catalogue (``remedy_<key>``).
 AGAINST: Mapping[Cause, tuple[str, ...]] = {
@@ -115,7 +115,7 @@ AGAINST: Mapping[Cause, tuple[str, ...]] = {
     Cause.LEAK_OR_RETAINED_REFERENCE: ("detach", "no_grad", "free_held_any"),
     Cause.MEMORY_FRACTION_LIMIT: ("raise_limit", "smaller_batch_any"),
     Cause.REQUEST_ALONE_TOO_BIG: ("find_tensor", "sdpa", "chunked_loss", "smaller_batch_any"),
-    Cause.SYSMEM_FALLBACK: ("fit_card", "half_weights", "qlora", "smaller_batch_any"),
+    Cause.SYSMEM_FALLBACK: ("smaller_batch_any", "half_weights", "qlora"),
     Cause.HOST_RAM: ("fewer_workers", "stream_data"),
     Cause.SHARED_MEMORY: ("shared_memory", "fewer_waiting"),
     Cause.DRIVER_LEVEL: ("smaller_batch_any",),
@@ -130,7 +130,7 @@ AGAINST_IN_ANY_RUN: Mapping[Cause, tuple[str, ...]] = {
     Cause.OTHER_PROCESS: ("close_processes_any",),
     Cause.MEMORY_FRACTION_LIMIT: ("raise_limit", "smaller_input"),
     Cause.REQUEST_ALONE_TOO_BIG: ("find_tensor", "smaller_input"),
-    Cause.SYSMEM_FALLBACK: ("fit_card", "smaller_input", "quantized_model"),
+    Cause.SYSMEM_FALLBACK: ("smaller_input", "quantized_model"),
     Cause.DRIVER_LEVEL: ("smaller_input",),
     Cause.LEAK_OR_RETAINED_REFERENCE: ("free_held_any", "restart_program", "keep_less"),
     Cause.UNKNOWN: ("smaller_input",),
@@ -220,7 +220,6 @@ _IN_ANY: Mapping[Cause, tuple[str, ...]] = {
     Cause.OTHER_PROCESS: ("close_processes_any",),
     Cause.LEAK_OR_RETAINED_REFERENCE: ("restart_program",),
     Cause.HOST_RAM: (),
-    Cause.SYSMEM_FALLBACK: ("fit_card",),
 }
 
 
