@@ -256,7 +256,7 @@ def _diagnosis(reading: _Reading, findings: _Findings, judgement: Judgement) -> 
         confidence=judgement.confidence,
         possible=judgement.possible,
         phase=clues.phase or location.phase,
-        tensors=_tensors_of(judgement, findings),
+        tensors=_tensors_of(judgement, findings, clues.phase),
         tensor_note=findings.tensor.note,
         budget=budget_of(main) if main is not None else None,
         growth=findings.growth,
@@ -276,10 +276,11 @@ def _diagnosis(reading: _Reading, findings: _Findings, judgement: Judgement) -> 
     )
 
 
-def _tensors_of(judgement: Judgement, findings: _Findings) -> tuple[TensorCandidate, ...]:
-    """The requested tensor's candidates; where weights do not fit, sizes alone suggest none of a step's."""
+def _tensors_of(judgement: Judgement, findings: _Findings, phase: str | None) -> tuple[TensorCandidate, ...]:
+    """The requested tensor's candidates; for weights and their state, sizes alone suggest none of a step's."""
     found = findings.tensor.candidates
-    if judgement.cause is not Cause.WEIGHTS_TOO_BIG or findings.location.candidates:
+    is_of_weights = judgement.cause is Cause.WEIGHTS_TOO_BIG or phase in _WEIGHT_PHASES
+    if not is_of_weights or findings.location.candidates:
         return found
     return tuple(one for one in found if one.name in _OF_WEIGHTS)
 

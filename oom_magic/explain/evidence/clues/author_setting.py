@@ -175,7 +175,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"(?<!pre-)(?<!pre )(?<!not even )(?<!not )(?<!model i have )(?<!model i )(?<!model we )\btrain(?:ing|er"
         r"|ed|s|_\w+)?\b(?![- ]free| and inference)"
         r"(?<!trained(?= model))(?<!trained(?= weights))(?<!trained(?= network))", r"\bfine[- ]?tun",
-        r"\btrain\w*\.(?:py|sh)", r"\bepochs?\b", r"(?<![-_])\b(?:grpo|rlhf|dpo|reinforce\+\+)\b",
+        r"\btrain\w*\.(?:py|sh)", r"(?<!-)\bepochs?\b", r"(?<![-_])\b(?:grpo|rlhf|dpo|reinforce\+\+)\b",
         r"\.backward\(", r"dreambooth|(?:mak|creat|train)\w*\s(?:\w+\s){0,3}loras?\b",
         r"训练|訓練|微调|学習|학습|훈련|обуч(?:а|ен)|\b(?:entrena|entra[iî]n|treina|treino|trainier)\w*",
     ),
