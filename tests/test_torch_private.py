@@ -22,7 +22,7 @@ from oom_magic.predict.torch_patches import torch_patches
 ROOM = Path(torch_private.__file__).parent
 TABLES = (
     torch_private.EVERY_RUN, torch_private.COMPILED, torch_private.DISTRIBUTED, torch_private.SHARDED,
-    torch_private.FLEX_ATTENTION, torch_private.MEASURED,
+    torch_private.FLEX_ATTENTION, torch_private.FUNCTION_TRANSFORMS, torch_private.MEASURED,
 )  # fmt: skip
 ACCESSORS = {"getattr", "hasattr", "setattr", "delattr"}
 IMPORTERS = {"sys.modules.get", "import_module", "importlib.import_module"}

@@ -248,6 +248,9 @@ FLEX_ATTENTION: Names = {
         *_in("torch", "_guards.TracingContext _subclasses.FakeTensor"),
     ),
 }
+FUNCTION_TRANSFORMS: Names = {
+    "when torch.func frees what it kept is said": ("torch._functorch.eager_transforms._autograd_grad",),
+}
 DISTRIBUTED: Names = {
     "a process of a job is followed": (
         *_in("torch._C._distributed_c10d", "HashStore Work _create_work_from_future"),

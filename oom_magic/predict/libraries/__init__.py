@@ -16,6 +16,7 @@ from oom_magic.predict.isolation.files.effects import Isolation
 from oom_magic.predict.libraries import (
     attention,
     bitsandbytes_ops,
+    function_transforms,
     hugging_face,
     torchvision_ops,
     trainers,
@@ -31,6 +32,7 @@ _KINDS = (
     written_files,
     saving,
     attention,
+    function_transforms,
     process_groups,
     launchers,
 )

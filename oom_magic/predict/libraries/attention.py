@@ -206,10 +206,29 @@ def _dense(module: ModuleType, run: Run) -> Iterator[None]:
     ]
     with (
         all_patched(table),
-        _followed(operators.flex_attention, operators.sdpa_dense),
+        _followed(operators.flex_attention, _traced_at_first(operators.sdpa_dense, run)),
         _followed(operators.flex_attention_backward, operators.sdpa_dense_backward),
     ):
         yield
+
+
+def _traced_at_first(dense: Callable[..., Any], run: Run) -> Callable[..., Any]:
+    """``dense``, of whose first call a real run keeps more: tracing it leaves cycles that refer to its inputs."""
+    is_first = iter((True,))
+
+    def attend(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if next(is_first, False):
+            for one in (query, key, value):
+                run.gpu.note_freed_late(one)
+            run.assume(
+                _(
+                    "flex_attention outside of torch.compile: PyTorch traces its first call, which may hold that call's"
+                    " query, key and value until Python's garbage collector runs"
+                )
+            )
+        return dense(query, key, value, *args, **kwargs)
+
+    return attend
 
 
 @contextmanager
