@@ -37,7 +37,7 @@ class Run:
 
     accumulation = 1
     is_evaluation = runs_frozen = keeps_no_graph = is_of_job = steps_differ = may_evaluate = compares_samples = False
-    calls_followed = 0
+    calls_followed = samples_compared = 0
     names: dict[str, str] = {}  # noqa: RUF012
 
     def __init__(self, batch=16, works=True):

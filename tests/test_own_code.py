@@ -208,6 +208,14 @@ def test_of_several_loops_those_accumulate_whose_batches_are_made_smaller():
     assert code.count("(net(") == 2 and "in others" not in code and "opt = torch.optim.SGD" in code
 
 
+def test_a_loader_with_the_old_batch_is_made_anew_before_the_loop_that_accumulates():
+    tree = ast.parse("BATCH = 6\nloader = DataLoader(data, batch_size=BATCH)\nother = 1\n" + LOOP)
+    rehearsal = CellRehearsal(execute, tree, {"net": make()})
+    rehearsal.parameters["batch"] = find_size_parameters(tree, {}, "batch", 6)[0]
+    code = str(rehearsal.own_code("smaller_batch", VALUES))
+    assert code.startswith("BATCH = 2\nloader = DataLoader(data, batch_size=BATCH)\naccumulation = 3\nfor number, ")
+
+
 MADE_INSIDE = """
 class Block(torch.nn.Module):
     def __init__(self):
@@ -656,7 +664,7 @@ net.cuda()(nodes, edges).sum().backward()
     assert rehearsal.sizes == {}
 
 
-@pytest.mark.parametrize(("lengths", "num_steps", "differ"), [("[2] * 9", 2, False), ("[1, 3, 2, 9, 1, 1]", 5, False)])
+@pytest.mark.parametrize(("lengths", "num_steps", "differ"), [("[2] * 9", 2, False), ("[1, 3, 2, 9, 1, 1]", 5, True)])
 def test_steps_are_followed_until_they_bring_nothing_new(lengths, num_steps, differ):
     cell = f"""
 net = torch.nn.Linear(512, 512).cuda()

@@ -174,6 +174,9 @@ def _rehearsed(diagnosis: Diagnosis, evaluator: RemedyEvaluator, situation: Situ
         diagnosis = without_fragmentation(diagnosis, evaluator.baseline)
     if evaluator.steps_differ:
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, Evidence("steps_differ", steps)))
+    if evaluator.samples_compared:
+        largest = Evidence("largest_sample", {"count": evaluator.samples_compared})
+        diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, largest))
     return diagnosis
 
 

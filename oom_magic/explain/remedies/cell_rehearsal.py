@@ -40,6 +40,7 @@ from oom_magic.explain.remedies.size_parameters import (
     leading_names,
     sizes_of_inputs,
 )
+from oom_magic.language import _
 
 if TYPE_CHECKING:
     from oom_magic.explain.remedies.room import InTheWay
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from oom_magic.predict.session import DrySession
     from oom_magic.predict.setups.gpus import GPU
     from oom_magic.predict.what_if.change import Change
+    from oom_magic.predict.what_if.largest_samples import LargestSamples
     from oom_magic.predict.what_if.survey import Survey
 
 _EVALUATES = re.compile(r"eval|valid|test|predict|generate|no_grad|inference_mode", re.IGNORECASE)
@@ -116,6 +118,7 @@ class CellRehearsal:
         self._leaves_evaluations = True
         self.sizes: Mapping[str, int] = {}
         self.accumulation, self.steps_differ, self.calls_followed = 1, False, 0
+        self.samples_compared = 0
         self._most_seconds = math.inf
 
     def begin(self, changes: Sequence[Change], enough_bytes: int) -> MemoryReport:
@@ -131,7 +134,8 @@ class CellRehearsal:
             if report.timeline.was_left and not num_steps:
                 self._num_steps, self.calls_followed = STEPS, len(training.model_calls)
         self._leaves_evaluations = training.stop_rule.leaves_evaluations
-        self.steps_differ = report.timeline.was_left and training.has_new_sizes
+        self.steps_differ = report.timeline.was_left and training.sizes_differ and not self._largest.are_known
+        self.samples_compared = self._largest.num_samples if self._largest.are_known else 0
         self._fullest = training.fullest_call(report)
         self._beside = [call for call in training.calls_of_peak(report) if call.has_gradients]
         self.sizes = {} if self._fullest is None else sizes_of_inputs(self._fullest.inputs)
@@ -438,7 +442,7 @@ class CellRehearsal:
         while True:
             session = DrySession(
                 **self._alike,
-                changes=made,
+                changes=(*made, self._largest),
                 absent=self._absent if dropped is None else self._absent | dropped.objects,
             )
             session.training.stop_rule = self._stop_rule(enough_bytes)
@@ -449,7 +453,22 @@ class CellRehearsal:
                     raise
             else:
                 self._training = session.training
-                return report, session.training
+                return self._marked(report, session.training), session.training
+
+    def _marked(self, report: MemoryReport, training: Training) -> MemoryReport:
+        """The report, a lower bound where later steps may have larger batches."""
+        from oom_magic.memory.report import Assumption
+
+        if not (report.timeline.was_left and training.has_new_sizes) or self._largest.are_known:
+            return report
+        text = _("the batches of the steps that were followed have different sizes; later ones may take more")
+        return replace(report, assumptions=(*report.assumptions, Assumption(text, is_lower_bound=True)))
+
+    @cached_property
+    def _largest(self) -> LargestSamples:
+        from oom_magic.predict.what_if.largest_samples import LargestSamples
+
+        return LargestSamples()
 
     def _stop_rule(self, enough_bytes: int) -> StopRule:
         from oom_magic.predict.instrumentation.stop_rule import StopRule

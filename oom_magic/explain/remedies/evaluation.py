@@ -86,6 +86,11 @@ class RemedyEvaluator:
         return self._rehearsal.steps_differ
 
     @property
+    def samples_compared(self) -> int:
+        """Samples that differ in size, of which the largest is in most of the rehearsed batches; 0: none do."""
+        return self._rehearsal.samples_compared
+
+    @property
     def calls_followed(self) -> int:
         """After so many calls of models each run was left, as no optimizer ever steps in it; 0: none was."""
         return self._rehearsal.calls_followed

@@ -97,7 +97,11 @@ class Rehearsal(Protocol):
 
     @property
     def steps_differ(self) -> bool:
-        """Whether the run was ended while its steps still had new sizes; known from ``begin`` on."""
+        """Whether steps had batches of different sizes, the largest perhaps still to come; known from ``begin`` on."""
+
+    @property
+    def samples_compared(self) -> int:
+        """Samples of the data that differ in size, of which the largest is in most batches; 0: none do."""
 
     @property
     def calls_followed(self) -> int:
@@ -158,7 +162,7 @@ class SetupRehearsal:
 
     is_evaluation = keeps_no_graph = is_of_job = steps_differ = may_evaluate = compares_samples = False
     runs_frozen = False
-    calls_followed = 0
+    calls_followed = samples_compared = 0
 
     def __init__(self, setup: TrainingSetup) -> None:
         self.setup = setup

@@ -197,6 +197,11 @@ CATALOGUE: Sentences = {
         "The steps of the loop have batches of different sizes: the estimates are for its first {num_steps}"
         " steps; a later one can take more."
     ),
+    "largest_sample": (
+        "The samples of the data have different sizes: most rehearsed batches have the largest of the {count} in them,"
+        " as one batch of each epoch has. Blocks of many sizes can leave the cache in more pieces, which takes a few"
+        " percent more."
+    ),
     "calls_followed": (
         "The cell runs no optimizer step: the estimates are for its first {num_calls} calls of a model; later"
         " ones can take more."

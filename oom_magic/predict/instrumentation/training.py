@@ -72,6 +72,7 @@ class Training:
         self._prepared: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models the changes were made to
         self._numbers = count()
         self._serials: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.sizes_differ = False  # between steps: in one a model was called with inputs of other sizes than before
         self._sizes_seen: set[Inputs] = set()
         self._num_calls_seen = 0
         self.turns = Turns(loops)
@@ -122,6 +123,7 @@ class Training:
         self._usage_at = []
         self.model_calls.clear()
         self._sizes_seen.clear()
+        self.sizes_differ = False
         self._num_calls_seen = 0
         self.turns.clear()
         self._start = time.process_time()
@@ -311,6 +313,7 @@ class Training:
         calls = self.model_calls[self._num_calls_seen :]
         sizes = {call.inputs for call in calls if call.has_gradients and call.is_model}
         self.has_new_sizes = not sizes <= self._sizes_seen
+        self.sizes_differ |= self.has_new_sizes and bool(self._sizes_seen)
         self._sizes_seen |= sizes
         self._num_calls_seen = len(self.model_calls)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any, TypeGuard, TypeVar
 
@@ -185,13 +185,26 @@ def _texts(node: ast.AST) -> Iterator[str]:
     return (ast.unparse(one) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute)))
 
 
-def shown(tree: ast.Module, before: Collection[str]) -> list[str]:
+def shown(tree: ast.Module, before: Collection[str], names: Collection[str] = ()) -> list[str]:
     """The statements that are not among those of ``before``, and those between two loops of them; of a long one that
-    holds a training loop the loop."""
+    holds a training loop the loop. Before a loop also those that use what has changed, or ``names`` that have."""
     changed = [at for at, one in enumerate(tree.body) if ast.unparse(one) not in before]
     loops = [at for at in changed if isinstance(tree.body[at], ast.For)]
     between = range(loops[0], loops[-1]) if loops else ()
-    return [_as_short(one) for at, one in enumerate(tree.body) if at in changed or at in between]
+    made_anew = _made_anew(tree.body[: loops[0]], changed, names) if loops else set()
+    return [_as_short(one) for at, one in enumerate(tree.body) if at in made_anew.union(changed, between)]
+
+
+def _made_anew(statements: Sequence[ast.stmt], changed: Collection[int], names: Collection[str]) -> set[int]:
+    """The assignments, by number, from what the ``changed`` statements or ``names`` give, such as a loader's batch."""
+    found, anew = set(), set(names)
+    for at, one in enumerate(statements):
+        used = [node for node in ast.walk(one) if isinstance(node, ast.Name)]
+        if isinstance(one, ast.Assign) and any(isinstance(node.ctx, ast.Load) and node.id in anew for node in used):
+            found.add(at)
+        if at in found or at in changed:
+            anew.update(node.id for node in used if isinstance(node.ctx, ast.Store))
+    return found
 
 
 def _as_short(statement: ast.stmt) -> str:

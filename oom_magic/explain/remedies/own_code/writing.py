@@ -101,7 +101,7 @@ class CodeWriter:
             sizes = {name for one in overridden for name in (one.label, one.target) if name}
             tree = accumulating(self._tree, accumulation, sizes)
             if tree is not None:
-                return "\n".join([*targets, *shown(tree, before)])
+                return "\n".join([*targets, *shown(tree, before, sizes)])
         return "\n\n".join(["\n".join(changed), self._loop_elsewhere(accumulation)])
 
     def _loop_elsewhere(self, accumulation: int) -> str:
