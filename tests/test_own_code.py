@@ -14,7 +14,8 @@ from versions import as_since_3_11
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.code import STYLES, code_for
-from oom_magic.explain.remedies.own_code.loops import accumulating, copied, own_arguments, shown
+from oom_magic.explain.remedies.own_code.accumulation import accumulating
+from oom_magic.explain.remedies.own_code.loops import copied, own_arguments, shown
 from oom_magic.explain.remedies.own_code.models import own_names
 from oom_magic.explain.remedies.own_code.writing import own_code
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Variation
@@ -78,13 +79,23 @@ def test_an_accumulating_loop_trains_the_same():
         ("for i, (images, labels) in enumerate(loader):", "if i >= 2: print(i); break", ""),
         ("for images, labels in itertools.islice(loader, 2):", "", ""),
         ("for images, labels in loader:", "", "step += 1\n    if step == 2: break"),
+        ("for images, labels in loader:", "if step == 2: break", "step += 1"),
+        ("for i, (images, labels) in enumerate(loader, 1):", "if i > 2: break", ""),
+        ("for i, (images, labels) in enumerate(loader, start=1):", "", "if i == 2: break"),
+        ("for i, (images, labels) in zip(range(2), loader):", "", ""),
+        ("for step in range(9):", "if step == 2: break\n    images, labels = next(batches)", ""),
+        ("for step in range(9):", "images, labels = next(batches)", "if step == 1: break"),
+        ("while step < 2:", "images, labels = next(batches)", "step += 1"),
+        ("while True:", "images, labels = next(batches)", "step += 1\n    if step == 2: break"),
     ],
 )
 def test_a_loop_that_ends_after_a_number_of_batches_makes_as_many_steps(loop, first, last):
     data = [(torch.randn(2, 4), torch.randn(2, 2)) for _ in range(9)]
     whole = [tuple(map(torch.cat, zip(*data[at : at + 3], strict=True))) for at in (0, 3)]
-    source = LOOP.replace("for images, labels in loader:", f"import itertools; step = 0\n{loop}\n    {first}")
-    head = source[: source.index("for ")]
+    source = LOOP.replace(
+        "for images, labels in loader:", f"import itertools; step, batches = 0, iter(loader)\n{loop}\n    {first}"
+    )
+    head = source[: source.index(loop)]
     code = as_since_3_11(rewritten("smaller_batch", f"{source}    {last}\n"))
     weight, losses = trained(head + code, data)
     assert torch.allclose(weight, trained(LOOP, whole)[0], atol=1e-6) and len(losses) == 6
@@ -97,6 +108,11 @@ def test_the_statement_that_sets_the_batch_is_shown_as_it_then_is():
     code = as_since_3_11(rehearsal.own_code("smaller_batch", VALUES))
     assert code.startswith("loader = DataLoader(data, shuffle=True, batch_size=2)\naccumulation = 3\nfor number, ")
     assert "batch_size=6" in ast.unparse(tree)
+
+
+@pytest.mark.parametrize("loop", ["while (batch := next(batches, None)):", "while step < len(next(batches)):"])
+def test_a_loop_whose_condition_gets_the_batch_is_not_rewritten(loop):
+    assert rewritten("smaller_batch", LOOP.replace("for images, labels in loader:", loop)) == ""
 
 
 @pytest.mark.parametrize("head", ["batch_size={}", "size=({}, 4)"])

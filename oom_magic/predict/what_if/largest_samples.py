@@ -45,8 +45,9 @@ class LargestSamples(Change):
     def _with_largest(self, original: Callable[..., Iterator[list[int]]]) -> Callable[..., Iterator[list[int]]]:
         def __iter__(batches: BatchSampler) -> Iterator[list[int]]:  # noqa: N807
             sampler = batches.sampler
-            is_by_number = type(batches) is BatchSampler and isinstance(sampler, (RandomSampler, SequentialSampler))
-            largest = self._largest(sampler.data_source) if is_by_number else None
+            largest = None
+            if type(batches) is BatchSampler and isinstance(sampler, (RandomSampler, SequentialSampler)):
+                largest = self._largest(sampler.data_source)
             for number, batch in enumerate(original(batches)):
                 yield batch if largest is None or number % _EVERY == 0 else [largest, *batch[1:]]
 

@@ -117,14 +117,15 @@ def backwards(block: list[ast.stmt]) -> Iterator[ast.Expr]:
             yield statement  # type: ignore[misc]
 
 
-def _training_loops(tree: ast.AST) -> list[ast.For]:
-    """The loops that have a backward of their own."""
-    return [loop for loop in ast.walk(tree) if isinstance(loop, ast.For) and len(list(backwards(loop.body))) == 1]
+def training_loops(tree: ast.AST) -> list[ast.For | ast.While]:
+    """The loops that have one backward of their own."""
+    loops = (loop for loop in ast.walk(tree) if isinstance(loop, (ast.For, ast.While)))
+    return [loop for loop in loops if len(list(backwards(loop.body))) == 1]
 
 
-def _training_loop(tree: ast.AST) -> ast.For | None:
+def _training_loop(tree: ast.AST) -> ast.For | ast.While | None:
     """The one loop that has a backward of its own."""
-    loops = _training_loops(tree)
+    loops = training_loops(tree)
     return loops[0] if len(loops) == 1 else None
 
 
@@ -152,44 +153,11 @@ def trained_in(tree: ast.AST) -> set[str]:
     return {one.id for one in owners if isinstance(one, ast.Name)}
 
 
-def accumulating(tree: ast.Module, number: int, sizes: Collection[str] = ()) -> ast.Module | None:
-    """A copy of statements with a training loop in which the optimizer steps after so many batches; of several loops
-    in each whose batches depend on ``sizes``.
-
-    None where they do not contain one in a known form.
-    """
-    made = ast.parse(ast.unparse(tree))
-    loops = _training_loops(made)
-    if len(loops) > 1:
-        sized = _depending(made, sizes)
-        loops = [loop for loop in loops if sized.intersection(_texts(loop))]
-    if not loops or not all(map(_accumulate, loops)):
-        return None
-    places = {id(body): (body, at) for body, at in (_outermost(made, loop) for loop in reversed(loops))}
-    for body, at in places.values():
-        body.insert(at, ast.parse(f"accumulation = {number}").body[0])
-    return ast.fix_missing_locations(made)
-
-
-def _depending(tree: ast.Module, sizes: Collection[str]) -> set[str]:
-    """The ``sizes`` and the names of what is made from them."""
-    found = set(sizes)
-    for one in ast.walk(tree):
-        if isinstance(one, ast.Assign) and found.intersection(_texts(one.value)):
-            found.update(ast.unparse(target) for target in one.targets)
-    return found
-
-
-def _texts(node: ast.AST) -> Iterator[str]:
-    """The names, dotted or not, in code."""
-    return (ast.unparse(one) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute)))
-
-
 def shown(tree: ast.Module, before: Collection[str], names: Collection[str] = ()) -> list[str]:
     """The statements that are not among those of ``before``, and those between two loops of them; of a long one that
     holds a training loop the loop. Before a loop also those that use what has changed, or ``names`` that have."""
     changed = [at for at, one in enumerate(tree.body) if ast.unparse(one) not in before]
-    loops = [at for at in changed if isinstance(tree.body[at], ast.For)]
+    loops = [at for at in changed if isinstance(tree.body[at], (ast.For, ast.While))]
     between = range(loops[0], loops[-1]) if loops else ()
     made_anew = _made_anew(tree.body[: loops[0]], changed, names) if loops else set()
     return [_as_short(one) for at, one in enumerate(tree.body) if at in made_anew.union(changed, between)]
@@ -218,12 +186,12 @@ def loop_of(tree: ast.Module) -> str:
     (statement,) = tree.body
     loop = _training_loop(statement)
     assert loop is not None, "asked for where there is one"
-    body, at = _outermost(tree, loop)
+    body, at = outermost(tree, loop)
     name = getattr(statement, "name", ast.unparse(statement).partition("\n")[0].rstrip(":"))
     return "\n".join([f"# in {name}:", *map(ast.unparse, body[max(at - 1, 0) : at + 1])])
 
 
-def _outermost(tree: ast.AST, loop: ast.stmt) -> tuple[list[ast.stmt], int]:
+def outermost(tree: ast.AST, loop: ast.stmt) -> tuple[list[ast.stmt], int]:
     """Where the outermost loop around a loop stands in its function: the block, and its place there."""
     path = list(_path(tree, loop))
     for number, (body, at) in enumerate(path):
@@ -241,92 +209,6 @@ def _path(tree: ast.AST, inner: ast.stmt) -> Iterator[tuple[list[ast.stmt], int]
             if any(node is inner for node in ast.walk(one)):
                 yield block, at
                 yield from _path(one, inner) if one is not inner else ()
-
-
-def _accumulate(loop: ast.For) -> bool:
-    """Let the optimizer step after ``accumulation`` batches; whether that was possible."""
-    made = {node.id for one in loop.body for node in ast.walk(one) if is_stored(node)}
-    updates = [one for one in loop.body if is_update(one, made)]
-    if not any(called_alone(node) == "step" for one in updates for node in ast.walk(one)):
-        return False
-    (backward,) = backwards(loop.body)
-    divide(backward, "accumulation")
-    others = [one for one in loop.body if one not in updates]
-    updates.sort(key=lambda one: called_alone(one) == "zero_grad")  # at the end, else as they were
-    if _draws_batches(loop):
-        loop.body = [ast.For(ast.Name("_"), ast.parse("range(accumulation)", mode="eval").body, others, []), *updates]
-    else:
-        at = others.index(backward) + 1
-        of_steps = _ends_by_steps(loop, others[:at], others[at:])
-        condition = ast.parse(f"{_counter(loop)} % accumulation == 0", mode="eval").body
-        later = [one for one in others[at:] if one not in of_steps[:-1]]
-        if later[:1] == of_steps[-1:]:
-            updates, later = [*updates, *of_steps], later[1:]
-        later = [ast.If(condition, of_steps, []) if one in of_steps else one for one in later]
-        loop.body = [*others[:at], ast.If(condition, updates, []), *later]
-    return True
-
-
-def _ends_by_steps(loop: ast.For, before: list[ast.stmt], later: list[ast.stmt]) -> list[ast.stmt]:
-    """Let a loop that ends after a number of batches make as many steps of the optimizer. Returns those of the
-    statements ``later`` than the backward that then belong to a step: what ends the loop, and what counts for it."""
-    if isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func).rpartition(".")[2] == "islice":
-        loop.iter.args[1:2] = [ast.BinOp(one, ast.Mult(), ast.Name("accumulation")) for one in loop.iter.args[1:2]]
-    counts = {ast.unparse(one.target): one for one in later if _counts(one)}
-    counter, belong = _own_counter(loop), []
-    for one in (*before, *later):
-        if not (isinstance(one, ast.If) and isinstance(one.body[-1], ast.Break)):
-            continue
-        read = set(_texts(one.test))
-        if one in later and read & {counter, *counts}:
-            belong += [one, *(counts[name] for name in read & counts.keys())]
-        for node in ast.walk(one.test):
-            if isinstance(node, ast.Name) and node.id == counter:
-                node.id = f"{counter} // accumulation"
-    return [one for one in later if one in belong]
-
-
-def _counts(statement: ast.stmt) -> TypeGuard[ast.AugAssign]:
-    return isinstance(statement, ast.AugAssign) and isinstance(statement.value, ast.Constant)
-
-
-def _draws_batches(loop: ast.For) -> bool:
-    """Whether each iteration makes its batch itself, rather than getting it from a loader or from its place in data."""
-    counter = ast.unparse(loop.target)
-    slices = [node.slice for one in loop.body for node in ast.walk(one) if isinstance(node, ast.Subscript)]
-    is_place = any(isinstance(node, ast.Name) and node.id == counter for one in slices for node in ast.walk(one))
-    return isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) in ("range", "trange") and not is_place
-
-
-def divide(backward: ast.Expr, by: str) -> None:
-    """``loss.backward()`` becomes ``(loss / by).backward()``; a scaler's or accelerator's argument is divided."""
-    call = backward.value
-    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
-    loss = call.func.value
-    if isinstance(loss, ast.Call) and len(loss.args) == 1 and ast.unparse(loss.func).endswith("scale"):
-        loss.args[0] = ast.BinOp(loss.args[0], ast.Div(), ast.Name(by))
-    elif call.args and ast.unparse(loss).endswith("accelerator"):
-        call.args[0] = ast.BinOp(call.args[0], ast.Div(), ast.Name(by))
-    else:
-        call.func.value = ast.BinOp(loss, ast.Div(), ast.Name(by))
-
-
-def _counter(loop: ast.For) -> str:
-    """An expression that counts iterations from 1; a counter is added to the loop if it has none."""
-    counter = _own_counter(loop)
-    if counter:
-        return f"({counter} + 1)"
-    loop.target = ast.Tuple([ast.Name("number"), loop.target])
-    loop.iter = ast.parse(f"enumerate({ast.unparse(loop.iter)}, 1)", mode="eval").body
-    return "number"
-
-
-def _own_counter(loop: ast.For) -> str:
-    """The name that counts a loop's iterations from 0; "" if there is none."""
-    call = ast.unparse(loop.iter.func) if isinstance(loop.iter, ast.Call) else ""
-    counts = call == "enumerate" and len(loop.iter.args) == 1  # type: ignore[attr-defined]
-    first = loop.target.elts[0] if counts and isinstance(loop.target, ast.Tuple) else None
-    return first.id if isinstance(first, ast.Name) else ""
 
 
 def with_outputs_dropped(loop: Block) -> str:

@@ -10,11 +10,11 @@ from typing import Any
 
 from oom_magic.explain.live.called import called_in, object_of
 from oom_magic.explain.remedies.code import read_before_bound
+from oom_magic.explain.remedies.own_code.accumulation import divide
 from oom_magic.explain.remedies.own_code.loops import (
     Code,
     backwards,
     copied,
-    divide,
     is_module,
     is_stored,
     is_update,

@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.live.called import called_in
+from oom_magic.explain.remedies.own_code.accumulation import accumulating
 from oom_magic.explain.remedies.own_code.autocast import under_autocast
 from oom_magic.explain.remedies.own_code.loops import (
     OPTIMIZERS,
     Code,
-    accumulating,
     copied,
     evaluations_without_gradients,
     is_module,

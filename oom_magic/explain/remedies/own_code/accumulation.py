@@ -1,0 +1,186 @@
+"""The user's own training loop, rewritten so that gradients of several batches make up a step of the optimizer."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Sequence
+from typing import TypeGuard
+
+from oom_magic.explain.remedies.own_code.loops import (
+    backwards,
+    called_alone,
+    is_stored,
+    is_update,
+    outermost,
+    training_loops,
+)
+
+
+def accumulating(tree: ast.Module, number: int, sizes: Collection[str] = ()) -> ast.Module | None:
+    """A copy of statements with a training loop in which the optimizer steps after so many batches; of several loops
+    in each whose batches depend on ``sizes``.
+
+    None where they do not contain one in a known form.
+    """
+    made = ast.parse(ast.unparse(tree))
+    loops = training_loops(made)
+    if len(loops) > 1:
+        sized = _depending(made, sizes)
+        loops = [loop for loop in loops if sized.intersection(_texts(loop))]
+    if not loops or not all(map(_accumulate, loops)):
+        return None
+    places = {id(body): (body, at) for body, at in (outermost(made, loop) for loop in reversed(loops))}
+    for body, at in places.values():
+        body.insert(at, ast.parse(f"accumulation = {number}").body[0])
+    return ast.fix_missing_locations(made)
+
+
+def _depending(tree: ast.Module, sizes: Collection[str]) -> set[str]:
+    """The ``sizes`` and the names of what is made from them."""
+    found = set(sizes)
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Assign) and found.intersection(_texts(one.value)):
+            found.update(ast.unparse(target) for target in one.targets)
+    return found
+
+
+def _texts(node: ast.AST) -> Iterator[str]:
+    """The names, dotted or not, in code."""
+    return (ast.unparse(one) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute)))
+
+
+def _accumulate(loop: ast.For | ast.While) -> bool:
+    """Let the optimizer step after ``accumulation`` batches; whether that was possible."""
+    made = {node.id for one in loop.body for node in ast.walk(one) if is_stored(node)}
+    updates = [one for one in loop.body if is_update(one, made)]
+    if not any(called_alone(node) == "step" for one in updates for node in ast.walk(one)):
+        return False
+    (backward,) = backwards(loop.body)
+    divide(backward, "accumulation")
+    others = [one for one in loop.body if one not in updates]
+    updates.sort(key=lambda one: called_alone(one) == "zero_grad")  # at the end, else as they were
+    if isinstance(loop, ast.While) or _draws_batches(loop):
+        return _accumulate_inside(loop, backward, others, updates)
+    at = others.index(backward) + 1
+    of_steps = _ends_by_steps(loop, others[:at], others[at:])
+    condition = ast.parse(f"{_counter(loop)} % accumulation == 0", mode="eval").body
+    later = [one for one in others[at:] if one not in of_steps[:-1]]
+    if later[:1] == of_steps[-1:]:
+        updates, later = [*updates, *of_steps], later[1:]
+    later = [ast.If(condition, of_steps, []) if one in of_steps else one for one in later]
+    loop.body = [*others[:at], ast.If(condition, updates, []), *later]
+    return True
+
+
+def _accumulate_inside(
+    loop: ast.For | ast.While, backward: ast.stmt, others: list[ast.stmt], updates: list[ast.stmt]
+) -> bool:
+    """The same where each turn makes its batch itself: those of a step in a loop inside. What ends the loop, or counts
+    its turns, stays outside."""
+    if isinstance(loop, ast.While) and any(isinstance(node, (ast.Call, ast.NamedExpr)) for node in ast.walk(loop.test)):
+        return False  # it may get the batch
+    at = others.index(backward) + 1
+    first = next((number for number, one in enumerate(others[:at]) if not _leads_out(one)), at)
+    if any(map(_leads_out, others[first:at])):
+        return False
+    after = [one for one in others[at:] if _leads_out(one) or _counts(one)]
+    inside = [one for one in others[first:] if one not in after]
+    each = ast.For(ast.Name("_"), ast.parse("range(accumulation)", mode="eval").body, inside, [])
+    loop.body = [*others[:first], each, *updates, *after]
+    return True
+
+
+def _leads_out(statement: ast.stmt) -> bool:
+    """Whether it may end a turn of the loop that it stands in, or the loop."""
+    is_loop = isinstance(statement, (ast.For, ast.While))
+    return not is_loop and any(isinstance(node, (ast.Break, ast.Continue)) for node in ast.walk(statement))
+
+
+def _ends_by_steps(loop: ast.For, before: list[ast.stmt], later: list[ast.stmt]) -> list[ast.stmt]:
+    """Let a loop that ends after a number of batches make as many steps of the optimizer. Returns those of the
+    statements ``later`` than the backward that then belong to a step: what ends the loop, and what counts for it."""
+    for call, at in _limits(loop):
+        limits = call.args[at : at + 1]
+        call.args[at : at + 1] = [ast.BinOp(one, ast.Mult(), ast.Name("accumulation")) for one in limits]
+    counts = {ast.unparse(one.target): one for one in later if _counts(one)}
+    counter, start = _own_counter(loop)
+    steps = f"(({counter} - {start}) // accumulation + {start})" if start else f"{counter} // accumulation"
+    belong: list[ast.stmt] = []
+    for one in (*before, *later):
+        if not (isinstance(one, ast.If) and isinstance(one.body[-1], ast.Break)):
+            continue
+        read = set(_texts(one.test))
+        counted = [counts[name] for name in read & counts.keys()]
+        belong += [one, *counted] if one in later and read & {counter, *counts} else counted
+        for node in ast.walk(one.test):
+            if isinstance(node, ast.Name) and node.id == counter:
+                node.id = steps
+    return [one for one in later if one in belong]
+
+
+def _limits(loop: ast.For) -> Iterator[tuple[ast.Call, int]]:
+    """The calls that say how many batches a loop has at most, each with the place of that argument."""
+    name = _called(loop.iter)
+    if isinstance(loop.iter, ast.Call) and name == "islice":
+        yield loop.iter, 1
+    for one in loop.iter.args if isinstance(loop.iter, ast.Call) and name == "zip" else ():
+        if isinstance(one, ast.Call) and _called(one) == "range" and len(one.args) == 1:
+            yield one, 0
+
+
+def _called(node: ast.expr) -> str:
+    """The last name of the function that is called."""
+    return ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+
+
+def _counts(statement: ast.stmt) -> TypeGuard[ast.AugAssign]:
+    return isinstance(statement, ast.AugAssign) and isinstance(statement.value, ast.Constant)
+
+
+def _draws_batches(loop: ast.For) -> bool:
+    """Whether each iteration makes its batch itself, rather than getting it from a loader or from its place in data."""
+    counter = ast.unparse(loop.target)
+    slices = [node.slice for one in loop.body for node in ast.walk(one) if isinstance(node, ast.Subscript)]
+    is_place = any(isinstance(node, ast.Name) and node.id == counter for one in slices for node in ast.walk(one))
+    return isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) in ("range", "trange") and not is_place
+
+
+def divide(backward: ast.Expr, by: str) -> None:
+    """``loss.backward()`` becomes ``(loss / by).backward()``; a scaler's or accelerator's argument is divided."""
+    call = backward.value
+    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+    loss = call.func.value
+    if isinstance(loss, ast.Call) and len(loss.args) == 1 and ast.unparse(loss.func).endswith("scale"):
+        loss.args[0] = ast.BinOp(loss.args[0], ast.Div(), ast.Name(by))
+    elif call.args and ast.unparse(loss).endswith("accelerator"):
+        call.args[0] = ast.BinOp(call.args[0], ast.Div(), ast.Name(by))
+    else:
+        call.func.value = ast.BinOp(loss, ast.Div(), ast.Name(by))
+
+
+def _counter(loop: ast.For) -> str:
+    """An expression that counts iterations from 1; a counter is added to the loop if it has none."""
+    counter, start = _own_counter(loop)
+    if counter:
+        return counter if start == 1 else f"({counter} + {1 - start})" if start < 1 else f"({counter} - {start - 1})"
+    loop.target = ast.Tuple([ast.Name("number"), loop.target])
+    loop.iter = ast.parse(f"enumerate({ast.unparse(loop.iter)}, 1)", mode="eval").body
+    return "number"
+
+
+def _own_counter(loop: ast.For) -> tuple[str, int]:
+    """The name that counts a loop's iterations, and from where; "" if there is none."""
+    name, targets = _called(loop.iter), loop.target.elts if isinstance(loop.target, ast.Tuple) else []
+    given: Sequence[ast.expr] = loop.iter.args if isinstance(loop.iter, ast.Call) else ()
+    keywords = {one.arg: one.value for one in loop.iter.keywords} if isinstance(loop.iter, ast.Call) else {}
+    found: tuple[ast.expr, ast.expr] | None = None
+    if name == "enumerate" and targets:
+        found = targets[0], given[1] if len(given) > 1 else keywords.get("start", ast.Constant(0))
+    elif name == "zip" and len(targets) == len(given):
+        counted = (one for one in zip(targets, given, strict=True) if _called(one[1]) in ("range", "count"))
+        found = next(((one, ast.Constant(0)) for one, call in counted if len(call.args) < 2), None)  # type: ignore[attr-defined]
+    if found is None:
+        return "", 0
+    target, start = found
+    is_known = isinstance(target, ast.Name) and isinstance(start, ast.Constant) and isinstance(start.value, int)
+    return (target.id, start.value) if is_known else ("", 0)  # type: ignore[attr-defined]
