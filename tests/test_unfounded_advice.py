@@ -443,6 +443,36 @@ _OF_SCORES = (
             "My video workflow in ComfyUI gives OOM on a 4070TI 12GB", ["often in such reports"], ["If so", "tiles", "lowvram"],
             id="a guess has no advice",
         ),
+        pytest.param(
+            '训练时显卡显示内存溢出，batch_size=8',
+            ['device memory'], ['host memory', 'RAM ran out'],
+            id="the card's memory in Chinese",
+        ),
+        pytest.param(
+            'I get continuous out of memory errors, GPU 16GB, even for a single image in the forward pass. Is there a memory leak somewhere?',
+            ['working\\smemory'], ['keeps growing'],
+            id='a leak is asked about',
+        ),
+        pytest.param(
+            'updater_gpu_hist.cu:784: Exception in gpu_hist: Memory allocation error on worker 0: std::bad_alloc: cudaErrorMemoryAllocation: out of memory\n- Free memory: 8126464\n- Requested memory: 33554432\nxgboost/lib/libxgboost.so',
+            ['32.00 MiB'], ['single tensor is larger', 'shapes on the failing line'],
+            id='XGBoost prints sizes',
+        ),
+        pytest.param(
+            '在训练一定次数后进行验证时，模型突然爆出 out of memory，之前验证都是正常的，显存暴增',
+            ['possible'], ['likely', 'Another\\sprocess'],
+            id='earlier evaluations went well',
+        ),
+        pytest.param(
+            'Fine-tune mistral with the Trainer on nyu_epochs-v2 weights: the GPU is out of memory when loading: CUDA out of memory',
+            [], ['epochs'],
+            id="a model's name",
+        ),
+        pytest.param(
+            'llama.cpp: ggml_backend_cuda_buffer_type_alloc_buffer: allocating 8432.00 MiB on device 0: cudaMalloc failed: out of memory\ngraph_reserve: failed to allocate compute buffers',
+            [], ['training'],
+            id='compute buffers',
+        ),
     ],
 )  # fmt: skip
 def test_advice_is_of_the_text(text, said, not_said):

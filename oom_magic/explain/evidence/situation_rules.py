@@ -287,7 +287,9 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
             yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.65, Evidence("gathers_predictions"))
             yield Support(Cause.ACTIVATIONS, -0.5)
             return
-        yield Support(Cause.ACTIVATIONS, 0.4 if "training_fits" in told else 0.3, Evidence("told_evaluation"))
+        ran = "ran_before" in told  # an evaluation alike went well: its size is not what is new
+        weight = 0.4 if "training_fits" in told else 0.1 if ran else 0.3
+        yield Support(Cause.ACTIVATIONS, weight, Evidence("told_evaluation"))
         if "keeps_predictions" not in told:
             yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.22, Evidence("told_evaluation_collects"))
 

@@ -306,7 +306,7 @@ def _differences(failure: Failure | None, clues: Clues) -> Iterator[Support]:
             yield Support(cause, 0.6, Evidence("told_without"))
             yield Support(Cause.ACTIVATIONS, -0.5)
             break
-    if "ran_before" in told and not {"grows", "was_updated"} & told and not is_of_host:
+    if "ran_before" in told and not {"grows", "was_updated", "evaluates"} & told and not is_of_host:
         yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("told_ran_before"))
 
 

@@ -114,7 +114,8 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("rmm", "cuda", True, r"std::bad_alloc:(?:out_of_memory:)?rmmfailure|maximumpoolsizeexceeded"),
     ("rmm", "cuda", True, r"rmm_error_out_of_memory(?:\(4\)attemptedtoallocate:(?P<requested_bytes>\d{1,22})bytes)?"),
     ("thrust", "cuda", True, r"thrust::.{0,60}?bad_alloc|(?:std::bad_alloc"
-    r"|badallocation):(?:cudaerrormemoryallocation|outofmemory)"),
+    r"|badallocation):(?:cudaerrormemoryallocation|outofmemory)"
+    r"(?::outofmemory-?freememory:(?P<free_bytes>\d{1,22})-?requestedmemory:(?P<requested_bytes>\d{1,22}))?"),
     ("thrust", "cuda", True, r"device_helpers\.cuh\(\d{1,6}\):outofmemory"),
     ("thrust", "cuda", True, r"(?:parallel_for|reduce|sort|scan|copy)failed:(?:[a-z]{1,40}:)?outofmemory"),
     ("numba", "cuda", True, r"calltocumem\w{1,20}resultsincuda_error_out_of_memory"),

@@ -342,7 +342,7 @@ EVIDENCE: Sentences = {
     "told_given": (
         "The memory assigned to a job, pod or container is host memory (RAM); GPU memory is not divided like that."
     ),
-    "told_host_library": "The text names libraries that compute in host memory (RAM), not on a GPU.",
+    "told_host_library": "The text names libraries that compute in host memory (RAM) unless told to use a GPU.",
     "told_no_device": "The text names no GPU and nothing that uses one: such programs use host memory (RAM).",
     "start_refused": (
         "TensorFlow was refused its share of the device at its start, before it had allocated anything: the"

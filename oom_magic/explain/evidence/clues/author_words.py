@@ -370,7 +370,7 @@ _FAILS = re.compile(
     r"\boom\b|memory|\bcrash|\bfail|\berror|\bkill|\bcuda\b|vram|\bram\b|显存|内存|报错|爆|溢出|失败", re.I
 )
 _ASKED = re.compile(
-    r"\s{0,2}(?:(?:so|but|or|and),? )?(?:is|are|was|does|did|could|can|may|might) (?:it|this|that)\b"
+    r"\s{0,2}(?:(?:so|but|or|and),? )?(?:is|are|was|does|did|could|can|may|might) (?:it|this|that|there)\b"
     r"[^.!?\n]{1,120}\?", re.I,
 )  # fmt: skip
 _ASKED_AT_END = re.compile(r"[^\n。！.!，,]{0,10}(?:吗|么|呢)?\s?[?？]|[^\n。！.!?？，,]{0,6}吗")

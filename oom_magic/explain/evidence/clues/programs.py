@@ -329,7 +329,7 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     Program("numba", "Numba", re.compile(r"\bnumba\b"), (), remedies=("smaller_arrays",)),
     Program("thrust", "Thrust", re.compile(r"\bthrust::|parallel_for failed"), (),
-            remedies=("smaller_arrays",), default_cause=(Cause.REQUEST_ALONE_TOO_BIG, 0.3)),
+            remedies=("smaller_arrays",)),
     Program("boosting", "gradient boosting", re.compile(r"\bcatboost|\bxgb\w*|\blightgbm|\blgb\.", re.I | re.A), (),
             remedies=("fewer_bins",), default_cause=(Cause.ACTIVATIONS, 0.3)),
     Program("paddle", "PaddlePaddle", re.compile(r"paddle", re.I | re.A), (),
@@ -377,7 +377,7 @@ _GENERAL = (
 )
 PROGRAMS_BY_KEY = {program.key: program for program in PROGRAMS}
 # Programs whose messages are passed on by another one; TensorFlow's allocator is XLA's, which JAX runs, too.
-_RUN_BY = {"llama_cpp": "ollama", "thrust": "rapids", "tensorflow": "jax"}
+_RUN_BY = {"llama_cpp": ("ollama",), "thrust": ("boosting", "rapids"), "tensorflow": ("jax",)}
 _OLLAMA_RUNS = re.compile(r"\bollama(?:\[\d|[/\\] ?\w|_| run\b| serve\b| \d)", re.I | re.A)
 _IN_FUNCTION = re.compile(r"\d,? in \w")
 _SHOWS_TORCH = re.compile(r"torch|\.cuda\(|transformers|lightning|accelerate|deepspeed|diffusers", re.I)
@@ -400,9 +400,9 @@ def find_program(text: str, trace: str, message_format: str | None = None) -> Pr
     With a training loop in the frames no server failed, even if one is named.
     """
     by_format = _BY_FORMAT.get(message_format or "")
-    around = _RUN_BY.get(by_format or "")
-    is_run = around is not None and PROGRAMS_BY_KEY[around].pattern.search(text)
-    if is_run and not (around == "jax" and PROGRAMS_BY_KEY["tensorflow"].pattern.search(text)):
+    runners = (one for one in _RUN_BY.get(by_format or "", ()) if PROGRAMS_BY_KEY[one].pattern.search(text))
+    around = next(runners, None)
+    if around is not None and not (around == "jax" and PROGRAMS_BY_KEY["tensorflow"].pattern.search(text)):
         by_format = around
     trains = bool(_TRAINS.search(trace) or _TRAINS.search(text))
     may_be = [one for one in PROGRAMS if one.key == by_format or (by_format is None and _may_run(one, trains))]
