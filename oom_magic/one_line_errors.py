@@ -14,6 +14,7 @@ _INTERRUPTED: Sentences = {
     "cell": "interrupted at {where}.",
     "explanation": "interrupted before the explanation was complete; %oom_explain --fast skips the dry runs.",
     "function": "interrupted at {where} during a dry run of the function; none of your variables or files changed.",
+    "release": "interrupted before everything was released; run it again for the rest.",
     "callback": "interrupted before or after a cell; interrupt again to stop a running cell.",
     "other": "interrupted; none of your variables or files changed.",
 }

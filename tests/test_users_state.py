@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,7 +27,9 @@ from oom_magic.explain import doctor
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.interrupts import Interrupts
 from oom_magic.measure.device import cards
+from oom_magic.measure.holders import release
 from oom_magic.notebook.cells import hints
+from oom_magic.notebook.monitor import Monitor
 from oom_magic.predict.instrumentation.starting_point import StartingPoint
 from oom_magic.predict.isolation import exchanged_pair, live_objects, snapshot, tensor_exchange
 from oom_magic.predict.isolation.live_objects import heap_set_aside
@@ -290,8 +293,12 @@ def test_an_alarm_of_the_users_waits_for_the_users_code(users: Users) -> None:
         "om.size(interrupted_at, rows=(1, 4))",
         "om.dry_run(interrupted)",
         "%oom_doctor",
+        "%oom_free",
+        "om.release()",
+        "%gpumem_watch",
+        "%gpumem_watch stop",
     ],
-    ids=["gpumem", "explain", "sliders", "size", "dry_run", "doctor"],
+    ids=["gpumem", "explain", "sliders", "size", "dry_run", "doctor", "free", "release", "watch", "stop"],
 )
 def test_an_interrupt_ends_in_one_line(shell: Any, line: str, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("oom_magic.notebook.magics.has_gpu", lambda: False)
@@ -306,6 +313,12 @@ def test_an_interrupt_ends_in_one_line(shell: Any, line: str, capsys: Any, monke
         raise KeyboardInterrupt
 
     monkeypatch.setattr(doctor, "check_system", at_once)
+    monkeypatch.setattr(release, "_levels", at_once)
+    monkeypatch.setattr(Monitor, "start", at_once)
+    if line == "%gpumem_watch stop":
+        monitor = shell.magics_manager.registry["OOMMagics"].monitor = Monitor(None, 1.0)
+        waits: list[Any] = [list, at_once]  # the second is for the end of this test
+        monkeypatch.setattr(monitor, "_thread", SimpleNamespace(join=lambda _seconds: waits.pop()()))
     if line == "%oom_explain":
         failing = "%%gpumem --no-plot --memory 1GiB\nbatch_size = 2\ntorch.ones(batch_size, 2**30, device='cuda')"
         shell.run_cell(failing, store_history=True)
@@ -318,8 +331,9 @@ def test_an_interrupt_ends_in_one_line(shell: Any, line: str, capsys: Any, monke
     assert "Traceback" not in shown.out + shown.err
     if line != "%oom_explain":
         assert isinstance(result.error_in_exec, KeyboardInterrupt)
-        assert "none of your variables or files changed" in said[0]
-        assert "Cell In[1]:4" in said[0] or line == "%oom_doctor"
+        is_release = line in ("%oom_free", "om.release()")
+        assert ("run it again for the rest" if is_release else "none of your variables or files changed") in said[0]
+        assert "Cell In[1]:4" in said[0] or is_release or line.startswith(("%oom_doctor", "%gpumem_watch"))
 
 
 @pytest.mark.sampled(1)

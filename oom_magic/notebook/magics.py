@@ -11,6 +11,7 @@ from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, Intera
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
+from oom_magic.interrupts import Interrupts
 from oom_magic.language import _
 from oom_magic.notebook.cells import gpumem
 from oom_magic.notebook.cells.explanations import explain_last, explain_pasted, explain_path
@@ -193,12 +194,13 @@ class OOMMagics(Magics):
         """
         options = parse_line(self.oom_free, line)
         wishes = {"names": options.names, "out": options.out, "dry_run": options.dry_run}
-        with OneLineErrors("other"):  # it may load PyTorch
+        with OneLineErrors("release"):
             from oom_magic.notebook.cells.releasing import release_in
-        released = release_in(self.shell, self.runner, allocated_before=self.levels.before_failure, **wishes)
-        if not options.dry_run:
-            self.failures.forget_held()
-        return released
+
+            released = release_in(self.shell, self.runner, allocated_before=self.levels.before_failure, **wishes)
+            if not options.dry_run:
+                self.failures.forget_held()
+            return released
 
     @silenced_by_semicolon
     @magic_arguments()
@@ -259,15 +261,20 @@ class OOMMagics(Magics):
             %gpumem_watch stop
         """
         options = parse_line(self.gpumem_watch, line)
-        self.stop_watching()
-        if options.what == "stop":
-            return
         if options.every < 0.1:
             raise UsageError(_("--every: {every} seconds is too often; use 0.1 or more.", every=options.every))
-        with OneLineErrors("other"):  # it may load PyTorch
-            device = _device_to_watch(options.device)
-        self.monitor = Monitor(device, options.every, can_update(self.shell))
-        self.monitor.start()
+        with OneLineErrors("other"):
+            self.stop_watching()
+            if options.what == "stop":
+                return
+            device = _device_to_watch(options.device)  # it may load PyTorch
+            self.monitor = Monitor(device, options.every, can_update(self.shell))
+            try:
+                with Interrupts().waiting():  # the driver's library is not left open
+                    self.monitor.start()
+            except BaseException:
+                self.stop_watching()
+                raise
 
     @magic_arguments()
     @slider_arguments

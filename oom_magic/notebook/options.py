@@ -18,6 +18,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser, argument, construct_parser, parse_argstring
 
 from oom_magic.language import Sentences, _, translated
+from oom_magic.one_line_errors import OneLineErrors
 from oom_magic.predict.setups.gpus import GPU, is_card, list_gpus
 
 if TYPE_CHECKING:
@@ -42,24 +43,26 @@ def parse_options(magic: Any, line: str, *, is_statement: bool = False) -> tuple
     """
     parser: MagicArgumentParser = magic.parser
     parser.allow_abbrev = False  # --of is no --off
-    options, rest = _split(parser, with_cards_quoted(line))
-    if not is_statement:
-        rest, *later = re.split(r"\s+(?=--)", rest, maxsplit=1)
-        more, after = _split(parser, " ".join(later))
-        options, rest = f"{options} {more}", f"{rest} {after}".strip()
-    try:
-        return parse_argstring(magic, options), rest
-    except UsageError as error:
-        usage = parser.format_usage().replace("::\n\n", "").strip()
-        raise UsageError(f"{_translated_error(str(error))}\n{usage}") from None
+    with OneLineErrors("other"):
+        options, rest = _split(parser, with_cards_quoted(line))
+        if not is_statement:
+            rest, *later = re.split(r"\s+(?=--)", rest, maxsplit=1)
+            more, after = _split(parser, " ".join(later))
+            options, rest = f"{options} {more}", f"{rest} {after}".strip()
+        try:
+            return parse_argstring(magic, options), rest
+        except UsageError as error:
+            usage = parser.format_usage().replace("::\n\n", "").strip()
+            raise UsageError(f"{_translated_error(str(error))}\n{usage}") from None
 
 
 def parse_line(magic: Any, line: str) -> Any:
     """The options of a magic that takes nothing else. Raises UsageError."""
-    try:
-        return parse_argstring(magic, with_cards_quoted(line))
-    except UsageError as error:
-        raise UsageError(_translated_error(str(error))) from None
+    with OneLineErrors("other"):
+        try:
+            return parse_argstring(magic, with_cards_quoted(line))
+        except UsageError as error:
+            raise UsageError(_translated_error(str(error))) from None
 
 
 # argparse's messages (Lib/argparse.py); Python ships no translations of them.

@@ -36,6 +36,7 @@ from oom_magic.measure.holders.inventory import (
     storages_by_holder,
 )
 from oom_magic.measure.holders.reach import Locate, Storages, namespaces_of_modules, reach, referents, without
+from oom_magic.one_line_errors import OneLineErrors
 from oom_magic.results import Result
 
 
@@ -121,8 +122,9 @@ def release(
     ``out``: the results that IPython keeps are dropped, too.
     ``dry_run``: change nothing, and return what would be freed.
     """
-    found = users_names() if namespace is None else namespace
-    return release_from(find_accelerators(), found, names=names, out=out, dry_run=dry_run)
+    with OneLineErrors("release"):
+        found = users_names() if namespace is None else namespace
+        return release_from(find_accelerators(), found, names=names, out=out, dry_run=dry_run)
 
 
 def release_from(
