@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import bz2
 import csv
+import gzip
 import logging
+import lzma
 import mmap
 import multiprocessing
 import os
@@ -58,6 +61,44 @@ def test_files_that_were_open_are_where_they_were(tmp_path: Path, here: None) ->
     handler.close()
     assert Path("rows.csv").read_text().split() == ["before", "after"]
     assert Path("run.log").read_text().split() == ["before", "after"]
+
+
+def test_compressed_files_that_were_open_are_where_they_were(tmp_path: Path, here: None) -> None:
+    """Whether the run closes them or not; those that were read to their end, too."""
+    os.chdir(tmp_path)
+    openers: dict[str, Any] = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open}
+    written: dict[tuple[str, str, str], Any] = {}
+    read, whole = dict(written), dict(written)
+    for ending, opener in openers.items():
+        with opener(f"read.{ending}", "wb") as file:
+            file.write(b"one\ntwo\n")
+        for kind in "tb":
+            for use in ("left", "closed"):
+                key = ending, kind, use
+                written[key] = opener(f"{kind}{use}.{ending}", f"w{kind}")
+                written[key].write(_of(kind, "before "))
+                read[key] = opener(f"read.{ending}", f"r{kind}")
+                assert read[key].readline() == _of(kind, "one\n")
+                whole[key] = opener(f"read.{ending}", f"r{kind}")
+                assert whole[key].read()
+
+    def train() -> None:
+        for key, file in written.items():
+            file.write(_of(key[1], "inside ")), file.flush()
+            assert read[key].read() == _of(key[1], "two\n") and not whole[key].read()
+            if key[2] == "closed":
+                file.close(), read[key].close(), whole[key].close()
+
+    DrySession(has_bar=False, is_lasting=False).run(train, [{"written": written, "read": read, "whole": whole}])
+    for key, file in written.items():
+        file.write(_of(key[1], "after")), file.close()
+        assert openers[key[0]](f"{key[1]}{key[2]}.{key[0]}", "rb").read() == b"before after", key
+        assert read[key].read() == _of(key[1], "two\n") and not whole[key].read(), key
+        read[key].close(), whole[key].close()
+
+
+def _of(kind: str, text: str) -> Any:
+    return text if kind == "t" else text.encode()
 
 
 def test_numbers_that_were_open_are_where_they_were(tmp_path: Path, here: None) -> None:

@@ -188,3 +188,19 @@ def test_what_a_run_that_imports_a_library_registers_is_taken_out(monkeypatch: p
     assert all(set(vars(one)) - names == {"by_key"} for one, names in before.items())
     for owner in before:
         del owner.by_key
+
+
+def test_the_users_own_step_of_an_optimizer_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the run puts PyTorch's back, which the first optimizer that is made wraps for all."""
+    usual = torch.optim.Rprop.step
+
+    def own(self: Any, *args: Any) -> Any:
+        return usual(self, *args)
+
+    def run() -> None:
+        torch.optim.Rprop.step = usual  # type: ignore[method-assign]
+        torch.optim.Rprop([torch.ones(1, device="cuda", requires_grad=True)])
+
+    monkeypatch.setattr(torch.optim.Rprop, "step", own)
+    DrySession(has_bar=False).run(run)
+    assert torch.optim.Rprop.step is own

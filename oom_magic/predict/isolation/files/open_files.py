@@ -30,6 +30,7 @@ from oom_magic.language import _
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.live_objects import FILES, find_live_objects
 from oom_magic.predict.isolation.objects.copies import DatabaseCopy
+from oom_magic.predict.isolation.objects.streams import is_over_file, under
 from oom_magic.predict.isolation.objects.users_objects import kept_by, log_handlers
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.reach import NOT_WALKED
@@ -89,12 +90,17 @@ def _refusals_explained() -> Iterator[None]:
 
 
 def compressed_written_out() -> Callable[[], None]:
-    """Let gzip's streams compress what they buffer, now and when the returned function is called.
+    """Let streams over compressed files hand on what they buffer, now and when the returned function is called.
 
-    Since Python 3.12 the buffer is in a C object, which cannot be restored; the stream's output can be.
+    What is in their buffer, in C, cannot be restored; what lies under them can be. (gzip's own is in C since Python
+    3.12.)
     """
-    kind = getattr(gzip, "_WriteBufferStream", None)
-    found = [] if kind is None else [one for one in find_live_objects().files if isinstance(_raw(one), kind)]
+    kind = getattr(gzip, "_WriteBufferStream", ())
+    found = [
+        one
+        for one in find_live_objects().files
+        if isinstance(under(one), kind) or (isinstance(one, io.TextIOWrapper) and not is_over_file(one))
+    ]
 
     def write_out() -> None:
         for one in found:
@@ -103,13 +109,6 @@ def compressed_written_out() -> Callable[[], None]:
 
     write_out()
     return write_out
-
-
-def _raw(file: Any) -> Any:
-    try:
-        return getattr(file, "raw", None)
-    except ValueError:  # detached
-        return None
 
 
 def _reachable(
@@ -130,7 +129,7 @@ def _reachable(
         seen.update(met)
         for key in wanted.keys() & met.keys():
             found[key] = wanted.pop(key)
-        level = [one for one in level if not isinstance(one, FILES)]  # their parts are exchanged with them
+        level = [one for one in level if not isinstance(one, FILES) or not is_over_file(one)]  # with their parts
     if level and wanted:
         assume(
             _(

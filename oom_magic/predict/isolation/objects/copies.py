@@ -149,7 +149,7 @@ def _set_item(one: tuple[Any, ...], at: int, item: Any) -> None:
 
 def has_copy(kind: type) -> bool:
     """Whether objects of the type are exchanged for copies."""
-    return not _EXCHANGED.isdisjoint(kind.__mro__) or _is_digest(kind)
+    return not _EXCHANGED.isdisjoint(kind.__mro__) or _is_digest(kind) or _is_compressor(kind)
 
 
 def _is_digest(kind: type) -> bool:
@@ -159,11 +159,20 @@ def _is_digest(kind: type) -> bool:
     return is_known and hasattr(kind, "copy")
 
 
+def _is_compressor(kind: type) -> bool:
+    """Compression that cannot be copied: the run's begins anew, and what it makes is discarded with the run's files."""
+    return (kind.__module__, kind.__name__) in (("_bz2", "BZ2Compressor"), ("_lzma", "LZMACompressor"))
+
+
 def _copied(one: Any, depth: int, begun: list[_Anew]) -> Any:
     """An independent copy; None where none can be made. ``begun`` grows by what stands for generators that have."""
     kind = type(one)
     if _is_digest(kind) or kind is contextvars.Context:
-        return one.copy()
+        with contextlib.suppress(ValueError):  # decompression that has ended
+            return one.copy()
+        return None
+    if _is_compressor(kind):
+        return kind()
     if kind in _OF_CONTAINERS:
         return copy.copy(one)
     if kind in _REFUSING:

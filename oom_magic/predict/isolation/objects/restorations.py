@@ -33,6 +33,7 @@ import torch
 
 from oom_magic.language import _
 from oom_magic.predict.isolation.objects.function_caches import CACHED_FUNCTION, cache_noted
+from oom_magic.predict.isolation.objects.streams import stream_noted
 from oom_magic.predict.isolation.snapshot import fill
 from oom_magic.units import format_bytes
 
@@ -81,7 +82,7 @@ def restoration_of(one: Any, room: int) -> Restoration | None:
         if isinstance(one, kind):
             return _of_buffer(one, room)
     if isinstance(one, (io.BufferedIOBase, io.TextIOWrapper)):
-        return _of_layer(one)
+        return _of_stream(one)
     if isinstance(one, _DATA_OF_C):
         return _of_memory(one, room)
     if isinstance(one, queue.SimpleQueue):
@@ -287,23 +288,9 @@ def _restore_objects(one: Any, before: Any) -> None:
         one[...] = before
 
 
-def _of_layer(one: Any) -> Restoration:
-    """Of text or a buffer over bytes in memory: the place in it; the bytes are put back after it."""
-    below = getattr(one, "buffer", None) or getattr(one, "raw", None)
-    try:
-        is_on_disk = isinstance(below, io.FileIO) or one.fileno() >= 0
-    except (OSError, ValueError, AttributeError):
-        is_on_disk = False
-    if below is None or is_on_disk or one.closed or not one.seekable():
-        return Restoration(_nothing, inner=[vars(one)] if hasattr(one, "__dict__") else [])
-    return Restoration(functools.partial(_restore_place, one, one.tell()), inner=[below])
-
-
-def _restore_place(one: Any, place: int) -> None:
-    """Seeking to the end of the file discards what was read ahead."""
-    if not one.closed:
-        one.seek(0, io.SEEK_END)
-        one.seek(place)
+def _of_stream(one: Any) -> Restoration:
+    undo, inner = stream_noted(one)
+    return Restoration(undo or _nothing, inner=inner)
 
 
 def _of_memory(one: Any, room: int) -> Restoration:

@@ -181,16 +181,18 @@ def _restore_names(now: Any, items: dict[Any, Any], before: dict[Any, Any], owne
     drop: Any = functools.partial(base.__delitem__, now) if owner is None else functools.partial(delattr, owner)
     for name, value in items.items():
         is_new = name not in before
-        if (not is_new and before[name] is value) or _is_hooked(value):
+        if (not is_new and before[name] is value) or _is_hooked(value, before.get(name)):
             continue
         if users.have_put(name, value) or (not is_new and users.have_replaced(before[name], value)):
             drop(name) if is_new else put(name, before[name])
 
 
-def _is_hooked(value: Any) -> bool:
-    """Whether it is an optimizer's step inside PyTorch's hooks, which the first optimizer that is made puts there for
-    all (``Optimizer._patch_step_function``)."""
-    return isinstance(value, types.FunctionType) and vars(value).get("hooked") is True and not is_users(value)
+def _is_hooked(value: Any, before: Any) -> bool:
+    """Whether it is the optimizers' step of ``before`` inside PyTorch's hooks, which the first one that is made puts
+    there for all (``Optimizer._patch_step_function``)."""
+    if not isinstance(value, types.FunctionType) or vars(value).get("hooked") is not True or is_users(value):
+        return False
+    return before is None or vars(value).get("__wrapped__") is before
 
 
 class _Users:
