@@ -13,7 +13,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -313,12 +312,12 @@ def test_an_interrupt_ends_in_one_line(shell: Any, line: str, capsys: Any, monke
         raise KeyboardInterrupt
 
     monkeypatch.setattr(doctor, "check_system", at_once)
-    monkeypatch.setattr(release, "_levels", at_once)
+    monkeypatch.setattr(release, "make_locate", at_once)
     monkeypatch.setattr(Monitor, "start", at_once)
     if line == "%gpumem_watch stop":
         monitor = shell.magics_manager.registry["OOMMagics"].monitor = Monitor(None, 1.0)
         waits: list[Any] = [list, at_once]  # the second is for the end of this test
-        monkeypatch.setattr(monitor, "_thread", SimpleNamespace(join=lambda _seconds: waits.pop()()))
+        monkeypatch.setattr(monitor, "stop", lambda: waits.pop()())
     if line == "%oom_explain":
         failing = "%%gpumem --no-plot --memory 1GiB\nbatch_size = 2\ntorch.ones(batch_size, 2**30, device='cuda')"
         shell.run_cell(failing, store_history=True)
