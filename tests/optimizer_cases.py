@@ -55,20 +55,6 @@ def optimizer(name: str, **options: Any) -> Case:
     return training(lambda parameters: getattr(torch.optim, name)(parameters, **{"lr": 0.01, **options}))
 
 
-def lbfgs() -> None:
-    net = network()
-    minimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
-    inputs = torch.randn(32, 256, device="cuda")
-
-    def closure() -> Loss:
-        minimizer.zero_grad()
-        loss = net(inputs).square().mean()
-        loss.backward()
-        return loss
-
-    minimizer.step(closure)
-
-
 def muon() -> None:
     net = nn.Sequential(nn.Linear(256, 512, bias=False), nn.Linear(512, 64, bias=False)).to("cuda")
     minimizer = torch.optim.Muon(net.parameters())
@@ -237,7 +223,6 @@ OPTIMIZERS: dict[str, Case] = {
     "rprop": optimizer("Rprop"),
     "adafactor": optimizer("Adafactor"),
     "adafactor_loop": optimizer("Adafactor", foreach=False),
-    "lbfgs": lbfgs,
     "muon": muon,
     "sparse_adam": sparse_adam,
     "groups": groups,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -382,6 +384,47 @@ def bilinear() -> None:
         optimizer.zero_grad()
 
 
+def minimizer_that_goes_on() -> type[torch.optim.Optimizer]:
+    """``LBFGS``; on the CUDA build as it goes where losses fall, for that build has no values over which to go on."""
+    if not torch.version.cuda:
+        return torch.optim.LBFGS
+    module = import_module("torch.optim.lbfgs")
+    source = inspect.getsource(module).replace("from .optimizer", "from torch.optim.optimizer")
+    for condition in ("abs(loss - prev_loss) < tolerance_change", "gtd > -tolerance_change"):
+        source = source.replace(f"if {condition}", "if False")
+    names: dict[str, Any] = {"__name__": "lbfgs_that_goes_on"}
+    exec(source.replace("if ys > 1e-10", "if True"), names)
+
+    def first_trial(
+        evaluate: Any, x: Any, t: Any, d: Any, _loss: Any, gradient: Any, *_more: Any, **_options: Any
+    ) -> Any:
+        gradient = gradient.clone()
+        return *evaluate(x, t, d), t, 1
+
+    names["_strong_wolfe"] = first_trial
+    return names["LBFGS"]  # type: ignore[no-any-return]
+
+
+def with_history(**options: Any) -> Callable[[], None]:
+    """Steps of several iterations, each of which is kept."""
+
+    def train() -> None:
+        net = nn.Sequential(nn.Linear(256, 512), nn.Tanh(), nn.Linear(512, 1)).cuda()
+        minimizer: Any = minimizer_that_goes_on()(net.parameters(), **options)
+        x, y = torch.rand(2000, 256, device="cuda"), torch.rand(2000, 1, device="cuda")
+
+        def closure() -> torch.Tensor:
+            minimizer.zero_grad()
+            loss = F.mse_loss(net(x), y)
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            minimizer.step(closure)
+
+    return train
+
+
 def aware_of_quantization() -> None:
     """Weights and activations rounded: ranges observed by channel and by tensor, given, and learned."""
     weight, scale = (nn.Parameter(torch.ones(shape, device=CUDA)) for shape in ((256, 256), (256,)))
@@ -446,6 +489,8 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "flex_masked": flexible(True, False),
     "flex_scored": flexible(False, True),
     "flex_both": flexible(True, True),
+    "lbfgs": with_history(max_iter=5),
+    "lbfgs_of_a_line_search": with_history(max_iter=4, history_size=6, line_search_fn="strong_wolfe"),
     "flex_inference": flexible(True, True, is_trained=False),
     "tuned": tuned,
     "mse_loss": of_loss(F.mse_loss),

@@ -14,6 +14,7 @@ from sparse_and_graph_cases import SPARSE_AND_GRAPHS
 from stub_estimates import stub_of_cudnn  # noqa: F401 - a fixture
 
 import oom_magic as om
+from oom_magic.memory.categories import Category
 
 pytestmark = pytest.mark.usefixtures("stub_of_cudnn")
 TRUTH = json.loads((Path(__file__).parent / "data" / "programs_truth.json").read_text())
@@ -43,6 +44,20 @@ def test_values_of_a_sparse_matrix_can_be_trained() -> None:
 
     report = om.dry_run(program, gpu="RTX 3060")
     assert shapes == [(50,)] and any("not exact" in assumption.text for assumption in report.assumptions)
+
+
+def test_the_history_of_lbfgs_fills_in_a_loop_that_is_cut_short() -> None:
+    """Where equal losses end each step after one iteration it stays empty; it is what LBFGS takes most for."""
+
+    def train() -> None:
+        weight = torch.randn(1000, 500, device="cuda", requires_grad=True)
+        minimizer = torch.optim.LBFGS([weight], max_iter=4, history_size=20)
+        for _ in range(200):
+            minimizer.step(lambda: (minimizer.zero_grad(), weight.square().mean().backward(), weight.mean())[-1])
+
+    report = om.dry_run(train, gpu="RTX 3060")
+    assert report.breakdown[Category.OPTIMIZER_STATE] > 2 * 20 * 1000 * 500 * 4
+    assert any(one.text.startswith("LBFGS: each step makes as many") for one in report.assumptions)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

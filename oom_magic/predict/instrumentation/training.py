@@ -278,8 +278,9 @@ class Training:
             where.in_optimizer = False
             for state in optimizer.state.values():
                 for value in state.values():
-                    if isinstance(value, torch.Tensor):
-                        self._gpu.assign(value, Category.OPTIMIZER_STATE)
+                    for one in value if isinstance(value, list) else (value,):  # a list: the history of LBFGS
+                        if isinstance(one, torch.Tensor):
+                            self._gpu.assign(one, Category.OPTIMIZER_STATE)
             self._count_step(optimizer)
 
         try:

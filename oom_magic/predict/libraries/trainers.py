@@ -18,6 +18,7 @@ from oom_magic.predict.instrumentation.loops import LIKE_STEPS, LOOPS
 from oom_magic.predict.isolation.files.saving import skipped
 from oom_magic.predict.isolation.patching import Patches, patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
+from oom_magic.predict.operators.known_values.values import UNKNOWN_NUMBER
 
 _CUDA = torch.device("cuda", 0)
 
@@ -164,7 +165,32 @@ def _one_process(module: ModuleType, run: Run) -> Patches:
     ]
 
 
+def _lbfgs(_module: ModuleType, run: Run) -> Patches:
+    """Iterations that go on: losses are not known, and equal ones would end each step after one iteration."""
+
+    def say() -> None:
+        run.assume(
+            _(
+                "LBFGS: each step makes as many iterations as it may and keeps them in its history; a line search takes"
+                " its first trial"
+            )
+        )
+
+    def change(value: Any) -> Any:
+        say()
+        return abs(value) or UNKNOWN_NUMBER
+
+    def strong_wolfe(evaluate: Any, x: Any, t: Any, d: Any, _f: Any, g: Any, *_more: Any, **_options: Any) -> Any:
+        say()
+        _before = g.clone(memory_format=torch.contiguous_format)  # as the usual function holds it
+        loss, gradient = evaluate(x, t, d)
+        return loss, gradient, t, 1
+
+    return [(_module, {"abs": change, "_strong_wolfe": strong_wolfe})]
+
+
 ADAPTERS: dict[str, Adapter] = {
+    "torch.optim.lbfgs": _lbfgs,
     "accelerate.launchers": _notebook_launcher,
     "accelerate.state": _accelerate_state,
     "transformers.training_args": _training_arguments,

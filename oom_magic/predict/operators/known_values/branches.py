@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 from oom_magic.user_code import is_own_file
 
 _TORCH = Path(torch.__file__).parent
+_OPTIMIZERS = str(_TORCH / "optim")
 _BETWEEN = tuple(
     str(_TORCH / name) for name in ("_tensor.py", "_compile.py", "_dynamo", "overrides.py", "_ops.py", "utils/_")
 )
@@ -29,7 +30,8 @@ def answer_that_goes_on(frame: FrameType | None, answered: dict[tuple[str, int],
     """The value of a condition that lets the run go on; None if both values do.
 
     An assertion holds, and an ``if`` that only raises is skipped. A ``while`` loop runs once: the last answer to its
-    condition is in ``answered``, by line.
+    condition is in ``answered``, by line. An optimizer of PyTorch does what it has a condition for (LBFGS keeps a step
+    in its history) unless that ends its step.
     """
     while frame is not None and _is_between(frame.f_code.co_filename):
         frame = frame.f_back
@@ -43,6 +45,8 @@ def answer_that_goes_on(frame: FrameType | None, answered: dict[tuple[str, int],
     if isinstance(statement, ast.Assert):
         return not is_negated
     if isinstance(statement, ast.If):
+        if file.startswith(_OPTIMIZERS):
+            return is_negated == isinstance(statement.body[0], (ast.Raise, ast.Break, ast.Return))
         return is_negated if isinstance(statement.body[0], ast.Raise) else None
     answer = answered[file, number] = not answered.get((file, number), is_negated)
     return answer
