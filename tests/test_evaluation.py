@@ -245,6 +245,19 @@ def test_what_is_in_the_way_goes_first_where_that_alone_is_not_enough():
     assert both[0].fits and both[0].needed_bytes == need(4) and both[0].code.startswith("del old")
 
 
+def test_where_it_is_enough_to_release_what_is_in_the_way_other_changes_are_priced_after_it():
+    class Crowded(Run):
+        def without_unneeded(self):
+            return InTheWay(("old",), need(16) - need(8)), self._report(8)
+
+    first, *others = evaluated(run := Crowded(batch=1), need(8))
+    assert (first.key, first.needed_bytes) == ("drop_copy", need(8))
+    mixed = next(one for one in others if one.key == "mixed_precision")
+    assert mixed.needed_bytes == need(4) and mixed.saving_bytes == need(16) - need(4)
+    assert mixed.note is not None and mixed.note.key == "reason_after_release"
+    assert mixed.code.startswith("del old\n%oom_free\n") and all(one.dropped for one in run.variations)
+
+
 def test_code_for_accelerate_is_the_users_own_but_for_settings_of_the_accelerator():
     class Own(Run):
         def own_code(self, key, values):

@@ -63,6 +63,8 @@ class RemedyEvaluator:
         self._start = time.monotonic(), time.process_time()
         self._longest = 0.0
         self._tried: set[frozenset[str]] = set()  # combinations
+        self._released: Remedy | None = None  # what earlier cells hold needlessly: other changes come after it
+        self._after = Variation()  # with it
         self._variations: dict[Any, Variation] = {}  # of evaluated remedies
         self._in_pieces: list[tuple[Remedy, MemoryReport]] = []  # that fit but for the allocator's segments
         self._candidates = remedy_specs(situation)
@@ -145,7 +147,7 @@ class RemedyEvaluator:
         if variation is None or not (is_evaluated or self.calls_followed) or self._is_late():
             return remedy, 0
         try:
-            report = self._timed(lambda: self._rehearsal.run_on(variation))
+            report = self._timed(lambda: self._rehearsal.run_on(variation.with_(self._after)))
         except NotEvaluatedError:
             return remedy, 0
         now = needed_bytes(report, variation.batches)
@@ -166,7 +168,7 @@ class RemedyEvaluator:
         @cache
         def need(size: int) -> int:
             smaller = variation.with_(Variation(sizes={"evaluation": size}))
-            reports[size] = self._timed(lambda: self._rehearsal.run_on(smaller))
+            reports[size] = self._timed(lambda: self._rehearsal.run_on(smaller.with_(self._after)))
             return needed_bytes(reports[size], smaller.batches)
 
         limits = (self._situation.safe_bytes, self._situation.usable_bytes)
@@ -201,6 +203,8 @@ class RemedyEvaluator:
         for candidate, remedy in self._dropped():
             found.append((candidate, remedy))
             yield remedy
+            if remedy.fits and candidate.variation is not None:
+                self._released, self._after = remedy, candidate.variation
         has_leak = self._situation.is_leaking  # a leak also fills expandable segments
         is_first = _SEGMENTS in self._first
         if is_first and not has_leak:
@@ -213,7 +217,7 @@ class RemedyEvaluator:
                 is_left_out = bool(safe) and candidate.key in _COMPILED_ANEW
                 for remedy in self._left_out(candidate) if is_left_out else self._evaluated(candidate):
                     found.append((candidate, remedy))
-                    yield remedy
+                    yield self._after_release(remedy)
                 is_mended = has_leak and found and mends_growth(candidate)
                 if is_mended and (found[-1][1].verdict == "safe" or found[-1][1].fits is None):
                     return  # all others only delay the moment when a leak fills the card
@@ -226,6 +230,15 @@ class RemedyEvaluator:
                 yield from self._if_useful(remedy)
         if not has_leak and not any(remedy.fits for _, remedy in found):
             yield from self._with_segments()
+
+    def _after_release(self, remedy: Remedy) -> Remedy:
+        """The remedy as it is shown where something is to be released first, and it was priced so."""
+        if self._released is None or remedy.needed_bytes is None or remedy.note is not None:
+            return remedy
+        note = Evidence("reason_after_release", {"names": self._released.values["names"]})
+        is_code = remedy.code and remedy.language == self._released.language
+        code = f"{self._released.code}\n{remedy.code}" if is_code else remedy.code
+        return replace(remedy, note=note, code=code)
 
     def _with_segments(self) -> Iterator[Remedy]:
         """The cheapest change that fits together with expandable segments."""
@@ -487,7 +500,7 @@ class RemedyEvaluator:
         return None if batch is None else batch * self._rehearsal.accumulation
 
     def _run(self, variation: Variation) -> MemoryReport:
-        return self._timed(lambda: self._rehearsal.run(variation))
+        return self._timed(lambda: self._rehearsal.run(variation.with_(self._after)))
 
     def _timed(self, run: Callable[[], MemoryReport]) -> MemoryReport:
         start = self._elapsed()

@@ -393,6 +393,7 @@ REASONS: Sentences = {
         "the loop is too long to be followed until the card is full; it had grown by {grown_bytes} when it failed"
     ),
     "reason_estimate": "an estimate, not rehearsed",
+    "reason_after_release": "with {names} released",
     "reason_compiling_is_slow": "compiling takes too long to rehearse, and a change above is already safe",
     "reason_time": "the {seconds} seconds for rehearsals were used up",
     "reason_failed": "its rehearsal failed: {error}",
