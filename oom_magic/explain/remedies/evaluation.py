@@ -18,6 +18,7 @@ from oom_magic.explain.remedies.own_code.loops import own_arguments
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Rehearsal, Variation
 from oom_magic.explain.remedies.remedy import Remedy, Situation, identity_of
 from oom_magic.explain.remedies.room import (
+    DROPPED,
     dropping,
     growing_segments,
     making_room,
@@ -221,7 +222,7 @@ class RemedyEvaluator:
                 is_mended = has_leak and found and mends_growth(candidate)
                 if is_mended and (found[-1][1].verdict == "safe" or found[-1][1].fits is None):
                     return  # all others only delay the moment when a leak fills the card
-            if not any(remedy.fits for _, remedy in found):
+            if not any(remedy.verdict == "safe" for _, remedy in found):
                 for remedy in self._combined(found):
                     found.append((_COMBINATION, remedy))
                     yield remedy
@@ -433,8 +434,11 @@ class RemedyEvaluator:
         return Variation(tuple(parts), batches=(followed, whole // size - followed))
 
     def _combined(self, found: Sequence[tuple[RemedySpec, Remedy]]) -> Iterator[Remedy]:
-        """The cheapest combination that fits, of those expected to fit; first those expected to leave the card safe."""
+        """The cheapest combination that fits, of those expected to fit; first those expected to leave the card safe.
+        Where a change fits alone, though not safely, only with a release of what nobody needs."""
         possible = likely_combinations(found, self.needed_bytes, self._between_steps_bytes, self._situation)
+        if any(remedy.fits for _, remedy in found):
+            possible = [chosen for chosen in possible if any(one.key == DROPPED for one, _ in chosen)]
         for chosen in possible[:_MOST_COMBINATIONS]:
             keys = frozenset(one.key for one, _ in chosen)
             if self._is_late():

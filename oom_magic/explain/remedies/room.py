@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
 
 
+DROPPED = "drop_copy"  # objects of earlier cells
 _LEAST_SHARE = 0.01  # of the card, held by others: a display has some MiB, too
 
 
@@ -49,7 +50,7 @@ def making_room(report: MemoryReport, needed: int, situation: Situation) -> Iter
 def dropping(found: InTheWay, report: MemoryReport, needed: int, now: int, situation: Situation) -> Remedy:
     """Deleting objects of earlier cells that the run does not use: ``report`` is the run without them."""
     values = {"names": ", ".join(found.names), "freed_bytes": found.num_bytes}
-    remedy = _room("drop_copy", 1, values, report.is_lower_bound)
+    remedy = _room(DROPPED, 1, values, report.is_lower_bound)
     peak, saving = report.peak_allocated_bytes, needed - now
     return situation.judged(replace(remedy, peak_allocated_bytes=peak, saving_bytes=saving), now)
 
