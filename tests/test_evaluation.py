@@ -215,6 +215,15 @@ def test_a_larger_card_is_no_remedy_for_a_loop_that_leaks_and_was_left():
     assert not {"larger_card", "fsdp"} & {one.key for one in evaluated(Left(), need(2), growth=growth)}
 
 
+def test_a_part_that_fits_says_nothing_of_the_whole():
+    class Part(Run):
+        def begin(self, changes, enough_bytes):
+            part = Assumption("left", is_lower_bound=True)
+            return replace(super().begin(changes, enough_bytes), assumptions=(part,))
+
+    assert "smaller_batch" in {one.key for one in evaluated(Part(batch=16), need(32))}
+
+
 def test_combinations_are_found_where_nothing_alone_fits():
     both = [one for one in evaluated(Run(batch=2), need(5)) if one.key == "combination"]
     assert [one.values["keys"] for one in both] == [("mixed_precision", "smaller_batch")]

@@ -53,6 +53,7 @@ LOOPS = {
     "a cache": CACHED.format(turns="range(150)", kept=""),
     "what is kept": CACHED.format(turns="zip(range(170), range(150))", kept="rows.append(logits)"),
     "the sequence anew": ANEW,
+    "a name that says nothing": "f = model\n" + CACHED.format(turns="range(150)", kept="").replace("model", "f"),
 }
 AT_AN_END = CACHED.format(turns="iter(lambda: len(rows), 150)", kept="rows.append(logits)")
 

@@ -29,7 +29,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 
-from device_notebooks import DEVICE_NOTEBOOKS, LIMIT_GIB
+from device_notebooks import LIMIT_GIB
+from more_device_notebooks import DEVICE_NOTEBOOKS
 
 HERE = Path(__file__).resolve()
 LIMIT = LIMIT_GIB * 2**30

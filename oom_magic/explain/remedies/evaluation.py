@@ -121,8 +121,8 @@ class RemedyEvaluator:
 
     @property
     def fits(self) -> bool:
-        """Whether the run fits as it is."""
-        return self.needed_bytes <= self._situation.usable_bytes
+        """Whether the run is known to fit as it is."""
+        return self.needed_bytes <= self._situation.usable_bytes and not self._baseline.is_lower_bound
 
     def remedies(self) -> Iterator[Remedy]:
         """Remedies in the order of their evaluation: harmless ones, combinations of them if none fits, then others."""

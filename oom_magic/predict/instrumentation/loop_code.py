@@ -7,6 +7,7 @@ A function's code is compiled again from its source, where the items of each loo
 from __future__ import annotations
 
 import ast
+import builtins
 import linecache
 import re
 import sys
@@ -91,8 +92,6 @@ def _codes_of(file: str) -> Codes:
 def _compiled(file: str, source: str) -> Codes:
     """All code objects of a file by name and first line: as they are, and with their loops known."""
     found: Codes = {}
-    if _TRAINS.search(source) is None:
-        return found
     try:
         tree, other = ast.parse(source), _Rewriter(source).visit(ast.parse(source))
         for part in _units(file, tree.body):
@@ -180,8 +179,11 @@ class _Rewriter(ast.NodeTransformer):
         return ast.Tuple(found, ast.Load())
 
     def _may_train(self, node: ast.For | ast.While) -> bool:
-        lines = self._lines[node.lineno - 1 : node.end_lineno]
-        return any(isinstance(one, ast.Call) for one in ast.walk(node)) and any(map(_TRAINS.search, lines))
+        """Whether a model may be called in a loop: by a name that says so, or by any that Python lacks."""
+        called = [one.func for one in ast.walk(node) if isinstance(one, ast.Call)]
+        if any(isinstance(one, ast.Name) and not hasattr(builtins, one.id) for one in called):
+            return True
+        return bool(called) and any(map(_TRAINS.search, self._lines[node.lineno - 1 : node.end_lineno]))
 
 
 def _call(name: str, arguments: list[ast.expr]) -> ast.Call:
