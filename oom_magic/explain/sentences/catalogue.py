@@ -112,7 +112,7 @@ CATALOGUE: Sentences = {
     "private_pools_hold": (
         "{private_pool_bytes} of the {allocated_bytes} allocated are in private pools of CUDA graphs."
     ),
-    "request_above_capacity": "{requested_bytes} were requested; the device allows {total_bytes} in all.",
+    "request_above_capacity": "{requested_bytes} were requested in one piece; the device has {total_bytes} in all.",
     "above_block_limit": (
         "{requested_bytes} were requested in one block with {free_bytes} free: Intel's driver refuses blocks of"
         " {limit_bytes} or more unless UR_L0_USE_RELAXED_ALLOCATION_LIMITS=1 is set."

@@ -41,7 +41,7 @@ REMEDIES: Sentences = {
     ),
     "remedy_chunked_loss": "Compute the loss in chunks: the logits of all tokens never exist at once.",
     "remedy_training_settings": (
-        "Training settings that save memory, where they are still off: {dtype}, and gradient (activation)"
+        "Turn on what saves memory in training, where it is still off: {dtype}, and gradient (activation)"
         " checkpointing."
     ),
     "remedy_smaller_batch": "Microbatch {after} instead of {before}, accumulated {accumulation} times.",
