@@ -122,7 +122,8 @@ def test_the_pool_of_a_graph_from_before_is_counted() -> None:
     train()
     with torch.cuda.graph(graph):
         net(inputs).sum().backward()
-    session = DrySession(has_bar=False)
+    net.zero_grad()
+    session = DrySession(torch.cuda.get_device_name(), has_bar=False)
     for _ in range(2):  # the second starts from what is there already
         report = session.run(train, [{"net": net, "inputs": inputs}])
         assert any("private pools" in one.text for one in report.assumptions)
@@ -131,6 +132,27 @@ def test_the_pool_of_a_graph_from_before_is_counted() -> None:
     assert report.peak_allocated_bytes == pytest.approx(torch.cuda.max_memory_allocated(), abs=4096)
     assert 0 <= report.peak_reserved_bytes - torch.cuda.max_memory_reserved() <= 20 * MIB
     del graph
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_gradients_from_before_are_free_once_they_are_dropped(keeps: bool) -> None:
+    """A cell that sets them to zero first begins with those of the cell before it."""
+    net, inputs = nn.Sequential(nn.Linear(2048, 4096), nn.Linear(4096, 2048)).cuda(), torch.randn(64, 2048).cuda()
+    net(inputs).sum().backward()
+    kept = [weight.grad for weight in net.parameters()] if keeps else []
+
+    def train() -> None:
+        for _ in range(3):
+            loss = net(inputs).sum()
+            net.zero_grad()
+            loss.backward()
+
+    report = DrySession(torch.cuda.get_device_name(), has_bar=False).run(
+        train, [{"net": net, "inputs": inputs, "kept": kept}]
+    )
+    torch.cuda.reset_peak_memory_stats()
+    train()
+    assert report.peak_allocated_bytes == torch.cuda.max_memory_allocated()
 
 
 def _settings() -> Any:

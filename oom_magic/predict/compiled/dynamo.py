@@ -72,7 +72,8 @@ class Compiler:
             stack.callback(_caches_cleared)
             stack.callback(self._traces.remove)
             stack.callback(self._cycles.clear)
-            stack.enter_context(patched(self._gpu, {"release_watched": self._cycles.release}))
+            self._gpu.releases.append(self._cycles.release)
+            stack.callback(self._gpu.releases.remove, self._cycles.release)
             _caches_cleared()
             stack.enter_context(all_patched(self._instrumentation_patches()))
             yield

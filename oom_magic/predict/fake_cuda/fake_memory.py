@@ -58,7 +58,7 @@ class FakeMemory:
         self.creating: Place | None = None
         self.creating_card = 0
         self.traces: Callable[[torch.Tensor], bool] | None = None  # says of a compiler's tensor that it is on "cuda"
-        self.release_watched: Callable[[], None] | None = None  # lets go of objects that only a dry run still holds
+        self.releases: list[Callable[[], None]] = []  # each lets go of what only the dry run still holds
         self.streams = Streams(self)
         self._on_host: set[int] = set()  # keys of fake storages there
         self._cards_in_use: set[int] = set()  # cards on which tensors are or were; a rank of a job uses one of many
@@ -379,8 +379,8 @@ class FakeMemory:
         expression: SizeExpression | None = None,
     ) -> int:
         """Take memory on the current card; the number of the allocation. Raises the simulated OutOfMemoryError."""
-        if self.release_watched is not None:
-            self.release_watched()
+        for release in self.releases:
+            release()
         line, module = self.attribution.place(phase)
         stream = self.streams.at_work(operator, num_bytes)
         try:

@@ -32,6 +32,7 @@ from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META, Place, identity, is_large
 from oom_magic.predict.instrumentation.starting_point import StartingPoint, TensorState, kept_on_cards
 from oom_magic.predict.isolation.exchanged_pair import ExchangedPair, tables_of_hooks
+from oom_magic.predict.isolation.gradients_from_before import GradientsFromBefore, has_own_memory
 from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_objects
 from oom_magic.predict.isolation.objects.copies import Copies
 from oom_magic.predict.isolation.objects.iterators import Iterators
@@ -152,6 +153,7 @@ class TensorExchange:
         grads = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
         are_grads = {id(grad) for _unused, grad in grads}
         were_grads = {id(grad) for tensor, grad in grads if self._had_grad(tensor, grad)}
+        alone = {id(grad) for _unused, grad in grads if has_own_memory(grad)}
         copies = FakeCopies(self.gpu, self._origin, were_grads, self._start, self._absent)
         done: set[int] = set()
         owners = [tensor for tensor, _unused in grads]
@@ -165,6 +167,8 @@ class TensorExchange:
                 self._swap(journal, pairs, grad, copies, done)
             if id(tensor) in done and id(grad) in done and id(grad) in were_grads and id(tensor) not in self._copies:
                 tensor.grad = grad
+        from_before = [one for one in grads if one[0].grad is one[1] and id(one[1]) in alone & done]
+        self.gpu.releases.append(GradientsFromBefore(self.gpu, from_before).release)
         self._exchanged = {id(one.tensor) for one in pairs}
         give_scripted()
 
@@ -257,6 +261,7 @@ class TensorExchange:
                 journal.record(functools.partial(_restore_grad, tensor, tensor.grad))
 
     def _unguard(self) -> None:
+        self.gpu.releases.clear()
         self.gpu.untouchable.clear()
         self.gpu.used_elsewhere.clear()
         self.gpu.fix_for_host = None
