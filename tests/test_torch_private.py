@@ -30,8 +30,8 @@ PATH = re.compile(r"torch(\.\w+)+")
 NAME = re.compile(r"_[A-Za-z]\w*")
 # Names of other libraries, or of Python, that PyTorch has as well.
 OTHERS = {
-    "_clear_cache", "_close_pipe_fds", "_config", "_count", "_debug", "_fmt", "_get_device_map", "_hashlib", "_is_mine", "_local",
-    "_member_map_", "_registry",
+    "_clear_cache", "_close_pipe_fds", "_config", "_count", "_debug", "_enable", "_fmt", "_get_device_map", "_hashlib", "_is_mine",
+    "_kwargs", "_local", "_member_map_", "_registry",
 }  # fmt: skip
 
 

@@ -144,6 +144,7 @@ EVERY_RUN: Names = {
         *_in("torch.nn.modules.module", "_global_forward_hooks_always_called _global_forward_pre_hooks"),
         *_in("torch.nn.modules.module", "_global_is_full_backward_hook _global_module_registration_hooks"),
         "torch.nn.modules.module._global_parameter_registration_hooks",
+        "torch.optim.lbfgs._strong_wolfe",
         *_in("torch.optim.optimizer", "_global_optimizer_post_hooks _global_optimizer_pre_hooks"),
         "torch.serialization._package_registry",
     ),
