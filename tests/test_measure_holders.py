@@ -13,6 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from oom_magic.explain.remedies.room import find_in_the_way
 from oom_magic.measure.history import attribution as ownership
 from oom_magic.measure.history.attribution import Owners, find_owners, gradient_owners, storage_of
 from oom_magic.measure.holders.inventory import holders_in
@@ -130,3 +131,19 @@ def test_nodes_that_a_backward_has_emptied_are_passed_over():
     rows.sum().backward()
     found = reach([rows], lambda tensor: (tensor.data_ptr(), tensor.nbytes)).everything()
     assert {rows.data_ptr(), weight.data_ptr()} <= set(found)
+
+
+def test_a_small_model_goes_with_the_optimizer_that_holds_more() -> None:
+    """Deleting the larger name alone would leave the weights."""
+    small, net = nn.Linear(64, 64), nn.Linear(8, 8)
+    optimizer = torch.optim.Adam(small.parameters())
+    small(torch.ones(1, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    names = {"small": small, "optimizer": optimizer, "net": net, "x": torch.ones(4)}
+    held = 4 * (64 * 64 + 64)
+    found = find_in_the_way(names, {"net"}, storage_of, total_bytes=30 * held)  # its states are 1/15, its weights 1/30
+    assert found is not None and found.names == ("optimizer", "small")
+    assert 3 * held <= found.num_bytes < 3 * held + 64
+    assert find_in_the_way(names, {"net"}, storage_of, total_bytes=60 * held).names == ("optimizer", "small")  # type: ignore[union-attr]
+    assert find_in_the_way(names, {"net", "small"}, storage_of, total_bytes=30 * held).names == ("optimizer",)  # type: ignore[union-attr]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 DROPPED = "drop_copy"  # objects of earlier cells
-_LEAST_SHARE = 0.01  # of the card, held by others: a display has some MiB, too
+_LEAST_SHARE = 0.02  # of the card: less than that is not mentioned, such as the MiB that others hold for a display
 
 
 def needed_bytes(
@@ -121,10 +121,6 @@ def _several_cards(report: MemoryReport, needed: int, situation: Situation) -> I
             return
 
 
-# Names that hold less than this share of the card are not mentioned.
-_LEAST_SHARE = 0.02
-
-
 @dataclass(frozen=True)
 class InTheWay:
     """Names, the bytes that only they hold, and the objects that only they lead to, by identity."""
@@ -152,6 +148,13 @@ def find_in_the_way(
         name
         for name, one in reached.items()
         if name not in needed and sum(one.everything().values()) >= _LEAST_SHARE * total_bytes
+    }
+    # A name for a part of what they hold goes along, such as a small model with its optimizer.
+    held = {address for name in going for address in reached[name].everything()}
+    going |= {
+        name
+        for name, one in reached.items()
+        if name not in needed and one.everything() and held.issuperset(one.everything())
     }
     staying: dict[int, int] = {}
     known: set[int] = set()
