@@ -172,3 +172,10 @@ def folder_in_hub_cache(name: str, kind: str) -> Path | None:
     except ImportError:
         return None
     return Path(HF_HUB_CACHE, f"{kind}--{name.replace('/', '--')}")
+
+
+def name_of_switch(kind: type) -> str:
+    """What Hugging Face's switch for checkpointing is called in a class of models, as in ``model.<name>_enable()``: the
+    newer name, for the older one warns; "" without one."""
+    names = ("activation_checkpointing", "gradient_checkpointing")
+    return next((name for name in names if hasattr(kind, f"{name}_enable")), "")

@@ -6,7 +6,7 @@ import json
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
-from oom_magic.predict.setups.model_source import ModelSource, targets_as_code
+from oom_magic.predict.setups.model_source import ModelSource, name_of_switch, targets_as_code
 
 _BLOCKS = "blocks = max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=len)"
 
@@ -437,8 +437,7 @@ def checkpointing_name() -> str:
         from transformers import PreTrainedModel
     except ImportError:
         return "gradient_checkpointing"
-    is_new = hasattr(PreTrainedModel, "activation_checkpointing_enable")
-    return "activation_checkpointing" if is_new else "gradient_checkpointing"
+    return name_of_switch(PreTrainedModel)
 
 
 def _dtype_argument() -> str:

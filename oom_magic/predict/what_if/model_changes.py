@@ -12,7 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from oom_magic.predict.isolation.patching import all_patched
-from oom_magic.predict.setups.model_source import lora_targets
+from oom_magic.predict.setups.model_source import lora_targets, name_of_switch
 from oom_magic.predict.what_if.change import Change, InapplicableError, library
 from oom_magic.predict.what_if.optimizer_changes import optimizers_of
 from oom_magic.predict.what_if.recomputed_parts import parts_of, recomputed_parts
@@ -36,7 +36,7 @@ class ActivationCheckpointing(Change):
         switch = _checkpointing_switch(model)
         self.variant = "" if switch is not None else "blocks"
         if switch is not None:
-            name = name_of_switch(switch)
+            name = name_of_switch(type(switch))
             getattr(switch, f"{name}_enable")(**{f"{name}_kwargs": {"use_reentrant": False}})
             return
         parts = recomputed_parts(model)
@@ -50,15 +50,9 @@ class ActivationCheckpointing(Change):
 def path_of_switch(model: torch.nn.Module) -> str | None:
     """The path of the (sub)module with Hugging Face's switch for checkpointing; None without one."""
     for path, module in model.named_modules():
-        if name_of_switch(module) and module.supports_gradient_checkpointing:
+        if name_of_switch(type(module)) and module.supports_gradient_checkpointing:
             return path
     return None
-
-
-def name_of_switch(module: torch.nn.Module) -> str:
-    """What Hugging Face's switch is called here, as in ``module.<name>_enable()``: the older name warns; "" without."""
-    names = ("activation_checkpointing", "gradient_checkpointing")
-    return next((name for name in names if hasattr(type(module), f"{name}_enable")), "")
 
 
 def _checkpointing_switch(model: torch.nn.Module) -> Any:

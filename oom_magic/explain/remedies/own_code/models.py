@@ -135,12 +135,8 @@ def _of_the_model(name: str, model: Any) -> dict[str, str]:
     found = {"model": name, "inner": inner}
     if type(model).__module__.startswith("transformers."):
         found["loader"] = type(model).__name__
-    from oom_magic.predict.what_if.model_changes import (  # loads torch
-        name_of_switch,
-        path_of_blocks,
-        path_of_head,
-        path_of_switch,
-    )
+    from oom_magic.predict.setups.model_source import name_of_switch
+    from oom_magic.predict.what_if.model_changes import path_of_blocks, path_of_head, path_of_switch  # loads torch
 
     head = path_of_head(model)
     if head is not None:
@@ -148,7 +144,7 @@ def _of_the_model(name: str, model: Any) -> dict[str, str]:
 
     switched = path_of_switch(model)
     if switched is not None:
-        found["switch"] = name_of_switch(model.get_submodule(switched))
+        found["switch"] = name_of_switch(type(model.get_submodule(switched)))
         if not hasattr(model, f"{found['switch']}_enable"):  # PEFT passes it on
             found["switched"] = part_at(inner, switched)
     path = path_of_blocks(model)
