@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 import os
 import re
@@ -13,6 +14,7 @@ from functools import lru_cache
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 # Frames between the user's code and an operator: wrappers of calls under a dispatch mode, and what runs a cell.
@@ -47,6 +49,12 @@ def is_users_file(file: str) -> bool:
 def is_cell(file: str) -> bool:
     """Whether a code object's file is a notebook cell, or code without a file (see ``is_users_file``)."""
     return file.startswith("<") or _IPYKERNEL_CELL.search(file.replace("\\", "/")) is not None
+
+
+def compiled_cell(tree: Any, file: str, mode: str = "exec") -> CodeType:
+    """Code of a cell's syntax tree. As IPython's, it may await outside functions: a call then gives a coroutine."""
+    found: CodeType = compile(tree, file, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    return found
 
 
 @lru_cache(maxsize=4096)

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from put_back import observed
+
 import oom_magic as om
 from oom_magic.units import GIB
 
@@ -131,7 +133,7 @@ def main(what: str) -> None:
     if what == "qwen3":
         seen: dict[str, float] = {}
         with tempfile.TemporaryDirectory() as output:
-            report = om.dry_run(lambda: tune_with_qlora(seen, output), gpu="A100 40GB")
+            report = observed(lambda: tune_with_qlora(seen, output), gpu="A100 40GB")
         seen["QLoRA: peak"] = report.peak_reserved_bytes / GIB
         for name, printed in QLORA.items():
             show(name, printed, seen[name])

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from put_back import observed
 
 import oom_magic as om
 from oom_magic.predict.isolation.files.c_calls import HAS_GATES
@@ -201,7 +202,7 @@ def test_what_a_c_library_writes_is_not_written(way: Callable[[], None]) -> None
             raised.append(None)
 
     raised: list[BaseException | None] = []
-    om.dry_run(run)
+    observed(run)
     (error,) = raised
     if error is not None:
         raise error
@@ -266,7 +267,7 @@ def test_threads_that_the_run_starts_without_threading_are_the_runs(home: Path) 
         done.wait()
         assert Path("made.txt").exists()
 
-    om.dry_run(run)
+    observed(run)
     assert started and (home.parent / "log").read_bytes() == b""
     os.close(number)
 

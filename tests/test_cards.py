@@ -20,6 +20,7 @@ from card_programs import (
     train,
 )
 from IPython.core.error import UsageError
+from put_back import observed
 from stub_estimates import stub_of_cudnn  # noqa: F401 - a fixture
 from torch import nn
 
@@ -52,7 +53,7 @@ def test_every_card_equals_cuda(program: Any) -> None:
     def run(into: list[Any]) -> None:
         into.extend(peaks(program, PROGRAMS[program]))
 
-    om.dry_run(run, seen, gpu="T4", num_gpus=PROGRAMS[program], stop_after_steps=None)
+    observed(run, seen, gpu="T4", num_gpus=PROGRAMS[program], stop_after_steps=None)
     assert seen == known["programs"][program.__name__]
 
 
@@ -89,7 +90,7 @@ def test_current_device_and_counters() -> None:
         seen["reserved"] = free[0] - free[1]
         seen["added"] = (held[0] + held[1]).get_device()
 
-    om.dry_run(code, num_gpus=2)
+    observed(code, num_gpus=2)
     assert seen == {
         "inside": (1, "cuda:1"), "allocated": [0, 2 * MIB + 512], "reserved": 4 * MIB, "added": 1,
     }  # fmt: skip
@@ -143,7 +144,7 @@ def test_gradients_go_back_to_where_tensors_are() -> None:
         assert weight.grad is not None and bias.grad is not None
         seen["gradients"] = str(weight.grad.device), str(bias.grad.device)
 
-    om.dry_run(code, num_gpus=2)
+    observed(code, num_gpus=2)
     assert seen["gradients"] == ("cuda:0", "cpu")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from put_back import observed
 
 import oom_magic as om
 
@@ -59,7 +60,7 @@ def test_code_turns_the_collector_off() -> None:
         seen.append(allocated - torch.cuda.memory_allocated() > 59 * 4 * 2**20)
 
     switches = gc.enable, gc.disable, gc.isenabled, gc.collect, gc.isenabled()
-    om.dry_run(program, gpu="A100 80GB", stop_after_steps=None)
+    observed(program, gpu="A100 80GB", stop_after_steps=None)
     assert seen == [False, True]
     assert switches == (gc.enable, gc.disable, gc.isenabled, gc.collect, gc.isenabled())
 
@@ -79,7 +80,7 @@ def test_caught_error_frees_what_it_held_and_is_no_verdict() -> None:
             seen.append(str(error)[:18])
         seen.append(torch.cuda.memory_allocated())
 
-    report = om.dry_run(program)
+    report = observed(program)
     assert seen == ["CUDA out of memory", 0]
     assert report.out_of_memory is None
     assert any("the code caught the error" in assumption.text for assumption in report.assumptions)
@@ -98,6 +99,6 @@ def test_batch_size_finder_finds_what_fits() -> None:
                 return
             batch += 1
 
-    report = om.dry_run(program, memory="8GiB")
+    report = observed(program, memory="8GiB")
     assert found == [7]  # GiB, beside the context
     assert report.out_of_memory is None

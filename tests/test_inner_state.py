@@ -27,6 +27,7 @@ import numpy as np
 import pytest
 import torch
 
+import oom_magic as om
 from oom_magic.predict.session import DrySession
 
 Case = tuple[Any, Callable[[], Any], Callable[[Any], Any]]  # an object, what it shows, and what a run does to it
@@ -247,3 +248,79 @@ def test_iterators_are_as_before_wherever_they_are_held() -> None:
     else:
         assert len(said) == 2 and "<genexpr>" in said[1]
     names["awaited"]["future"].get_loop().close()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="a generator does not refer to its function")
+def test_async_generators_give_the_run_items_of_new_ones() -> None:
+    async def counting(start: int) -> Any:
+        for number in range(start, 9):
+            yield number
+
+    async def growing(number: int) -> Any:
+        while True:
+            number += 1
+            yield number
+
+    @contextlib.asynccontextmanager
+    async def entered() -> Any:
+        yield
+
+    async def taken(items: Any) -> list[int]:
+        return [one async for one in items]
+
+    async def both() -> tuple[list[str], list[Any]]:
+        fresh, begun, other, context = counting(6), counting(5), growing(1), entered()
+        await anext(begun), await anext(other), await context.__aenter__()
+
+        async def run() -> None:
+            assert (await taken(fresh), await taken(begun)) == ([6, 7, 8], [5, 6, 7, 8])
+            with pytest.raises(RuntimeError, match="make a list of it"):
+                await anext(other)
+            with pytest.raises(RuntimeError, match="make a list of it"):
+                await context.__aexit__(None, None, None)
+
+        report = om.dry_run(run)
+        await context.__aexit__(None, None, None)
+        said = [one.text for one in report.assumptions if "begins anew" in one.text]
+        return said, [await taken(fresh), await taken(begun), await anext(other)]
+
+    (said,), rest = asyncio.run(both())
+    assert rest == [[6, 7, 8], [6, 7, 8], 3] and "counting" in said
+
+
+class Trainer:
+    """What a bound method leads to."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def train(self, sizes: list[int], by_name: dict[str, int]) -> None:
+        self.losses.append(0.0)
+        sizes.append(1)
+        by_name["size"] = 1
+
+
+def test_what_only_the_function_itself_holds_is_as_before() -> None:
+    count, seen, rest = 0, [0], iter("abc")
+
+    def run(given: Any, *more: Any, kept: list[int] = [1], **named: Any) -> None:  # noqa: B006 (it is changed here)
+        nonlocal count
+        count += 1
+        seen.append(count), kept.append(count), named["table"].update(size=1)
+        assert (next(rest), next(given), [*more[0]]) == ("a", 1, [2, 3])
+
+    given, more, table, trainer, sizes = iter([1, 2]), iter([2, 3]), {"size": 0}, Trainer(), [0]
+    for _ in range(2):
+        om.dry_run(run, given, more, table=table)
+        om.dry_run(functools.partial(trainer.train, sizes), table)
+    assert (count, seen, run.__kwdefaults__, table) == (0, [0], {"kept": [1]}, {"size": 0})
+    assert (trainer.losses, sizes, [*rest], [*given], [*more]) == ([], [0], ["a", "b", "c"], [1, 2], [2, 3])
+    om.size(trainer_of(trainer), batch_size=(1, 2))
+    assert trainer.losses == []
+
+
+def trainer_of(trainer: Trainer) -> Callable[[int], None]:
+    def train(batch_size: int) -> None:
+        trainer.losses.append(float(torch.zeros(batch_size, device="cuda").numel()))
+
+    return train

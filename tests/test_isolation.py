@@ -30,6 +30,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from put_back import observed
 
 import oom_magic as om
 from oom_magic.predict.isolation.files.effects import isolated
@@ -424,7 +425,7 @@ def test_connections_within_the_machine_are_made() -> None:
             connection.sendall(b"hello")
             said.append(client.recv(5))
 
-    om.dry_run(train)
+    observed(train)
     assert said == [b"hello"]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from put_back import observed
 from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.data import DataLoader, TensorDataset
@@ -57,7 +58,7 @@ def test_a_folder_with_a_configuration_is_enough(model_folder: Path) -> None:
         model = transformers.AutoModelForCausalLM.from_pretrained(model_folder, torch_dtype="auto").to("cuda")
         seen.extend([model.dtype, model.name_or_path, model.training, next(model.parameters()).device.type])
 
-    report = om.dry_run(load)
+    report = observed(load)
     assert seen == [torch.float16, str(model_folder), False, "cuda"]
     assert "weights are not read; their dtype on disk was assumed to be float16" in texts(report)
 
@@ -139,7 +140,7 @@ def test_generation_runs_to_its_length(model_folder: Path, how: dict[str, Any]) 
         prompt = torch.ones(2, 5, dtype=torch.long, device="cuda")
         model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, **how)
 
-    report = om.dry_run(generate)
+    report = observed(generate)
     assert len(calls) == 12
     assert "every sequence is assumed to reach the maximum length" in texts(report)
 
@@ -153,7 +154,7 @@ def test_files_are_read_to_the_pretend_gpu(tmp_path: Path) -> None:
         loaded = torch.load(tmp_path / "file.pt", map_location="cuda")
         seen.extend([loaded["weight"].device.type, loaded["row"].sum().item(), loaded["nested"][1]])
 
-    report = om.dry_run(load)
+    report = observed(load)
     assert seen == ["cuda", 22.0, 3]
     assert report.peak_allocated_bytes < 2048  # one storage for the three
 
@@ -166,7 +167,7 @@ def test_what_is_known_of_values_on_the_pretend_gpu_is_saved(tmp_path: Path) -> 
         torch.save(state | {"even": torch.arange(6, device="cuda")[::2]}, tmp_path / "file.pt")
         seen.update({name: value.tolist() for name, value in torch.load(tmp_path / "file.pt").items()})
 
-    om.dry_run(save)
+    observed(save)
     assert (seen["num_batches_tracked"], seen["zeros"], seen["even"]) == (0, [[0.0]] * 3, [0, 2, 4])
     assert (seen["running_var"], seen["weight"]) == ([1.0, 1.0], [1.0, 1.0])
 
@@ -174,7 +175,7 @@ def test_what_is_known_of_values_on_the_pretend_gpu_is_saved(tmp_path: Path) -> 
 def test_data_loaders_work_without_processes() -> None:
     loader = DataLoader(TensorDataset(torch.arange(64)), batch_size=8, num_workers=2, pin_memory=True, timeout=5)
     seen: list[int] = []
-    om.dry_run(lambda: seen.extend(int(batch.to("cuda", non_blocking=True).sum()) for (batch,) in loader))
+    observed(lambda: seen.extend(int(batch.to("cuda", non_blocking=True).sum()) for (batch,) in loader))
     assert sum(seen) == sum(range(64))
     assert (loader.num_workers, loader.timeout, loader.pin_memory) == (2, 5, True)
 
@@ -191,7 +192,7 @@ def test_what_libraries_remember_of_devices_is_as_before(fresh_accelerate: Modul
         accelerator = accelerate.Accelerator(mixed_precision="bf16")
         seen.extend([accelerator.device.type, utils.is_torch_cuda_available(), utils.is_torch_bf16_gpu_available()])
 
-    om.dry_run(look, gpu="A100 80GB")
+    observed(look, gpu="A100 80GB")
     assert seen == ["cuda", True, True]
     assert accelerate.PartialState().device == before
     assert not accelerate.state.AcceleratorState._shared_state
@@ -232,7 +233,7 @@ def test_an_adapter_is_loaded_without_its_weights(
         model(input_ids=torch.ones(1, 8, dtype=torch.long, device="cuda")).logits.sum().backward()
         trained.extend(parameter.grad.numel() for parameter in model.parameters() if parameter.grad is not None)
 
-    report = om.dry_run(load)
+    report = observed(load)
     assert trained == [4 * 64, 4 * 3 * 64]
     assert "no file of adapter weights" in texts(report)
     assert "torch.compile" not in texts(report)

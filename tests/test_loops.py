@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from loop_cases import EVALUATIONS, LOOPS, network
+from put_back import observed
 
 import oom_magic as om
 from oom_magic.predict.instrumentation.loop_code import with_loops
@@ -99,7 +100,7 @@ def test_names_of_code_that_is_no_function_stay(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(linecache.cache, "<cell of a test>", lines)
     names: dict[str, object] = {}
     compiled = with_loops(compile(code, "<cell of a test>", "exec"))
-    om.dry_run(lambda: exec(compiled, {"torch": torch, "network": network}, names))
+    observed(lambda: exec(compiled, {"torch": torch, "network": network}, names))
     assert {"model", "optimizer", "step", "large"} <= names.keys()
 
 

@@ -162,7 +162,8 @@ def test_syntax_error_shows_the_users_line(shell, capsys) -> None:
     assert shown(shell) == []
 
 
-def test_await_is_refused_with_a_sentence(shell) -> None:
+def test_await_in_a_measured_cell_is_refused_with_a_sentence(shell, monkeypatch) -> None:
+    monkeypatch.setattr("oom_magic.notebook.magics.has_gpu", lambda: True)
     error = run(shell, "%%gpumem\nimport asyncio\nawait asyncio.sleep(0)").error_in_exec
     assert isinstance(error, UsageError) and "cannot use await" in str(error)
 

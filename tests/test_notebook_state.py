@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import oom_magic as om
+from oom_magic.memory.report import MemoryReport
 from oom_magic.predict.session import DrySession
 
 CARD = "%%gpumem --dry-run --no-plot\n"
@@ -122,6 +125,68 @@ def test_the_run_leaves_nothing_on_event_loops(capfd: pytest.CaptureFixture[str]
     other.loop.close()
     gc.collect()
     assert "never awaited" not in capfd.readouterr().err
+
+
+async def train(size: int) -> int:
+    """Trains a little, and lets others go on meanwhile."""
+    model = torch.nn.Linear(size, size, device="cuda")
+    for _ in range(2):
+        loss = await asyncio.create_task(later(model, size))
+        loss.backward()
+    return size
+
+
+async def later(model: torch.nn.Module, size: int) -> torch.Tensor:
+    await asyncio.sleep(0)
+    loss: torch.Tensor = model(torch.ones(size, size, device="cuda")).sum()
+    return loss
+
+
+def test_an_async_function_is_run_to_its_end_also_in_a_notebook() -> None:
+    async def in_a_notebook() -> MemoryReport:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        report = om.dry_run(train, 1024)
+        assert (asyncio.current_task(), asyncio.get_running_loop()) == (task, loop)
+        waiting = loop.create_future()
+        with pytest.raises(RuntimeError, match="event loop of its own"):
+            om.dry_run(lambda: awaiting(waiting))
+        await asyncio.sleep(0)
+        assert om.dry_run(train, 2**17).out_of_memory is not None
+        return report
+
+    async def awaiting(one: Any) -> None:
+        await one
+
+    inside, outside = asyncio.run(in_a_notebook()), om.dry_run(lambda: train(1024))
+    assert inside.peak_allocated_bytes == outside.peak_allocated_bytes > 3 * 1024**2 * 4
+    assert om.size(train, size=(256, 512)).peak_allocated_bytes(size=512) > 512**2 * 4
+
+
+def test_a_generator_function_is_refused_in_words() -> None:
+    def batches() -> Any:
+        yield torch.ones(4, device="cuda")
+
+    with pytest.raises(TypeError, match="Pass a function that takes them"):
+        om.dry_run(batches)
+
+
+def test_a_cell_awaits_on_a_loop_of_its_own(shell: Any) -> None:
+    """As IPython's autoawait lets a cell do; its loops and its background tasks are followed."""
+    shell.user_ns.update(train=train, asyncio=asyncio, torch=torch)
+
+    async def in_a_notebook(cell: str) -> Any:
+        result = shell.run_cell(CARD + cell)
+        await asyncio.sleep(0)
+        return result
+
+    assert asyncio.run(in_a_notebook("size = await train(1024)\nsize + 1")).result == 1025
+    loop = "for step in range(1000):\n    await asyncio.sleep(0)\n    loss = torch.ones(1024, device='cuda').sum()"
+    assert shell.run_cell(CARD + loop).success
+    background = "await asyncio.sleep(0)\ntask = asyncio.create_task(train(4096))"
+    assert shell.run_cell(CARD.replace("\n", " -o report\n") + background).success
+    assert shell.user_ns["report"].peak_allocated_bytes > 3 * 4096**2 * 4
+    failed = shell.run_cell(CARD + "async with asyncio.Lock():\n    await train(2**17)").error_in_exec
+    assert isinstance(failed, torch.OutOfMemoryError)
 
 
 class OtherLoop(asyncio.AbstractEventLoop):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from layout_cases import LAYOUTS
 from program_cases import PROGRAMS
+from put_back import observed
 from sparse_and_graph_cases import SPARSE_AND_GRAPHS
 from stub_estimates import stub_of_cudnn  # noqa: F401 - a fixture
 
@@ -42,7 +43,7 @@ def test_values_of_a_sparse_matrix_can_be_trained() -> None:
         (torch.sparse.mm(matrix, torch.randn(100, 64, device="cuda")).sum() + matrix.to_dense().sum()).backward()
         shapes.append(values.grad.shape)  # type: ignore[union-attr]
 
-    report = om.dry_run(program, gpu="RTX 3060")
+    report = observed(program, gpu="RTX 3060")
     assert shapes == [(50,)] and any("not exact" in assumption.text for assumption in report.assumptions)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from put_back import observed
 from rank_cases import Case, train
 from versions import needs_fsdp2
 
@@ -109,7 +110,7 @@ def test_a_rank_finds_what_torchrun_sets() -> None:
         dist.all_gather([torch.empty_like(x) for _ in range(8)], x)
         found.append(x.device)
 
-    report = dry_run(code, gpu="H100", num_processes=8, rank=3)
+    report = observed(code, gpu="H100", num_processes=8, rank=3)
     assert found == [3, 8, "nccl", 8, torch.device("cuda", 3)]
     assert report.peak_allocated_bytes == (1 + 8 + 8) * (4 << 20)  # its own, the list, and the list in one
     assert "rank 3 of 8)" in str(report).partition("\n")[0] and "outside PyTorch, NCCL not included" in _flat(report)
@@ -131,9 +132,8 @@ def test_numbers_that_no_job_has() -> None:
 
 
 def test_an_argument_of_that_name_is_the_functions_own() -> None:
-    found: list[int] = []
-    dry_run(lambda rank: found.append(rank), rank=16)
-    assert found == [16]
+    report = dry_run(lambda rank: torch.ones(rank, 1024, device="cuda"), rank=16)
+    assert report.peak_allocated_bytes == 16 * 4096
 
 
 def test_streams_have_pools_of_their_own() -> None:
@@ -311,7 +311,7 @@ def test_what_works_hold() -> None:
         "scatter": lambda: [dist.scatter(ones(), several(), async_op=True)],
         "all_to_all": lambda: [dist.all_to_all(several(), several(), async_op=True)],
     }
-    dry_run(code, gpu="A100 80GB", num_processes=count)
+    observed(code, gpu="A100 80GB", num_processes=count)
     assert held == {
         "isend": (1, 1), "irecv": (1, 1), "batch": (0, 0), "reduce": (1, 1), "all_reduce": (1, 1),
         "all_gather": (4, 9), "all_gather_into_tensor": (4, 5), "reduce_scatter": (1, 9), "gather": (4, 5),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from put_back import observed
 from torch import nn
 from versions import recorded_with
 
@@ -285,7 +286,7 @@ def test_torch_cuda_answers_for_the_pretend_card() -> None:
             torch.cuda.synchronize()
         seen["device"] = torch.zeros(2, device="cuda").device, torch.zeros(2).cuda().is_cuda
 
-    om.dry_run(ask, gpu="RTX 3060")
+    observed(ask, gpu="RTX 3060")
     assert seen["allocated"] == 50 * MIB and seen["after"] == (0, 0) and seen["peak"] == 0
     assert seen["total"] - seen["free"] > 50 * MIB
     assert seen["capability"] == (8, 6) and "3060" in seen["name"]
@@ -302,7 +303,7 @@ def test_known_values_decide_and_unknown_ones_are_stated() -> None:
         seen["picked"] = torch.randn(2, 3, device="cuda")[mask.bool()].shape
         seen["loss"] = torch.randn(4, device="cuda").mean().item()
 
-    report = om.dry_run(read)
+    report = observed(read)
     assert seen["lengths"] == [2, 3] and seen["all"] is False and seen["picked"] == (5,)
     (assumption,) = report.assumptions
     assert "assumed: " in assumption.text
@@ -352,7 +353,7 @@ def test_operators_of_libraries_that_do_not_tell_their_shapes_are_guessed_and_sa
             seen.append(boxes[keep_best(boxes, boxes[:, 0])].shape)
         seen.append(sharpen(boxes).shape)
 
-    by_values, like_first = om.dry_run(detect).assumptions
+    by_values, like_first = observed(detect).assumptions
     assert seen == [(200, 4), (300, 4), (500, 4)]
     assert by_values.text.startswith("oom_magic_tests::keep_best: the size of its result depends on values")
     assert like_first.text.startswith("oom_magic_tests::sharpen has no fake kernel")
@@ -368,7 +369,7 @@ def test_autocast_follows_cudas_rules_in_every_mode() -> None:
                 product = layer(inputs)
                 seen.extend([product.dtype, product.softmax(-1).dtype, nn.functional.layer_norm(product, (8,)).dtype])
 
-    om.dry_run(cast)
+    observed(cast)
     assert seen == [torch.bfloat16, torch.float32, torch.float32] * 3
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from put_back import observed
 from versions import recorded_with
 
 import oom_magic as om
@@ -40,7 +41,7 @@ def statistics() -> dict[str, Any]:
 
 def test_statistics_and_snapshot_are_pytorchs() -> None:
     seen: list[dict[str, Any]] = []
-    om.dry_run(lambda: seen.append(statistics()))
+    observed(lambda: seen.append(statistics()))
     assert seen[0]["snapshot"] == TRUTH["snapshot"]
     known = {key: value for key, value in TRUTH["stats"].items() if not key.startswith(NOW_ONLY) or "current" in key}
     assert {key: seen[0]["stats"].get(key) for key in known} == known
@@ -138,6 +139,7 @@ def test_names_that_were_imported_before_are_the_pretend_cards(tmp_path: Path) -
 from torch import Generator
 from torch.cuda import CUDAGraph, Event, Stream, current_stream, get_device_properties, graph, set_rng_state
 from torch.cuda import MemPool, manual_seed, memory_snapshot, set_per_process_memory_fraction, synchronize, use_mem_pool
+from put_back import observed
 
 class Timer:
     event = Event

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 import torch
+from put_back import observed
 
 import oom_magic as om
 
@@ -41,7 +42,7 @@ def test_known_values_are_those_of_the_cpu() -> None:
         return found
 
     seen: list[list[list[int]]] = []
-    report = om.dry_run(lambda: seen.extend(write(*case, "cuda") for case in cases))
+    report = observed(lambda: seen.extend(write(*case, "cuda") for case in cases))
     assert seen == [write(*case, "cpu") for case in cases]
     assert report.assumptions == ()
 
@@ -72,7 +73,7 @@ def test_unknown_part_is_read_as_the_default() -> None:
         large[3:5] = torch.full((2,), 9.0, device="cuda")
         seen.append(float(large[3]))
 
-    report = om.dry_run(program)
+    report = observed(program)
     assert seen == [[[0.0] * 3, [1.0] * 3, [1.0] * 3], 0.0, 1.0]
     assert [assumption.line.line for assumption in report.assumptions if assumption.line] == [
         program.__code__.co_firstlineno + line for line in (3, 7)
@@ -98,7 +99,7 @@ def test_unknown_conditions_let_the_run_go_on() -> None:
             turns.append("while not")
         torch.distributions.Normal(x, x.exp()).sample()
 
-    report = om.dry_run(program)
+    report = observed(program)
     assert turns == ["while", "while not"]
     texts = [assumption.text for assumption in report.assumptions]
     assert any("assumed: every other element True" in text for text in texts)
@@ -117,7 +118,7 @@ def test_unknown_masks_of_what_was_copied_to_the_host() -> None:
         out[:, mask] = x[:, mask] / norm[mask]
         seen.extend([x[:, mask].shape, out.device.type, torch.arange(600.0)[mask].shape])
 
-    om.dry_run(program)
+    observed(program)
     assert seen == [(600, 300), "cpu", (300,)]
 
 
@@ -130,7 +131,7 @@ def test_constants_cost_nothing() -> None:
         y = (x + 1).clone().mul_(3)
         seen.extend([int(y.max()), bool((x == 0).all())])
 
-    om.dry_run(program)
+    observed(program)
     assert seen == [3, True]
 
 
@@ -150,7 +151,7 @@ def test_routers_spread_tokens_evenly() -> None:
         top.fill_(0)
         counts.append([int(top.sum())])
 
-    report = om.dry_run(program)
+    report = observed(program)
     assert counts == [[8] * 8, [16] * 8, [16] * 8, [0, 1, 1, 0], [0]]
     assert {one.text for one in report.assumptions} == {
         "what argmax or topk chooses among values computed on the pretend GPU is read; all outcomes were assumed to"
@@ -168,7 +169,7 @@ def test_numbers_that_are_known_are_compared() -> None:
         answers.extend([torch.allclose(one, other), torch.allclose(one, one + 0), torch.allclose(unknown, other)])
 
     answers: list[bool] = []
-    om.dry_run(run)
+    observed(run)
     assert answers == [False, True, True]
 
 
@@ -196,6 +197,6 @@ def test_large_constants_that_are_joined_stay_known() -> None:
         mixed = torch.cat([ones, ones * 0])
         found.append(len(mixed[mixed == 1]))
 
-    report = om.dry_run(program)
+    report = observed(program)
     assert found == [799_999, 800_000, 400_000]
     assert any("every other element" in assumption.text for assumption in report.assumptions)  # of the mixed one

@@ -114,6 +114,13 @@ class OOMMagics(Magics):
             try:
                 if is_dry:
                     return self.runner.dry_run(compiled, card, stop_after_steps, follows_compile=not options.no_compile)
+                if compiled.awaits:
+                    raise UsageError(
+                        _(
+                            "A cell that is measured cannot use await at its top level, as the notebook's event loop"
+                            " already runs it. Let it use `with om.measure() as measurement:` instead of this magic."
+                        )
+                    )
                 return self.runner.measure(compiled, options.device)
             finally:
                 self._show(options)

@@ -217,6 +217,7 @@ def silenced_by_semicolon(magic: Callable[..., Any], is_cell_code: bool = True) 
 
     @functools.wraps(magic)
     def silenced(self: Any, line: str, cell: str | None = None) -> Any:
+        __tracebackhide__ = True
         if cell is None:
             value, code = magic(self, line), line
         else:

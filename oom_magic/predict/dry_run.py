@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from oom_magic.language import _
@@ -13,6 +13,7 @@ from oom_magic.predict.compiled.calls import run_or_as_written
 from oom_magic.predict.cpu_runs import stayed_on_cpu
 from oom_magic.predict.instrumentation.decided.decided_names import DecidedNames
 from oom_magic.predict.instrumentation.stop_rule import StopAfter
+from oom_magic.predict.isolation.process.event_loops import awaited
 from oom_magic.predict.session import DrySession
 from oom_magic.user_code import is_users_file
 
@@ -32,7 +33,9 @@ def dry_run(
     """Run ``fn(*args, **kwargs)``, ordinary code written for "cuda", on a pretend GPU, and return its MemoryReport.
 
     No GPU is needed and no device memory is used. A simulated out-of-memory error ends the run and is in
-    ``report.out_of_memory``. Other exceptions of ``fn`` are raised, except those after three like steps.
+    ``report.out_of_memory``. Other exceptions of ``fn`` are raised, except those after three like steps. What ``fn``
+    changes is afterwards as before: its global variables, its closure, its arguments, its object. A coroutine that it
+    returns is run to its end.
 
     ``gpu``: the name of a card, such as ``"A100 80GB"`` or ``"2x T4"`` (default RTX 3060).
     ``memory``: its capacity, if another: ``"12GiB"``, or bytes.
@@ -50,6 +53,7 @@ def dry_run(
         kwargs["rank"] = rank
     _check_call(fn, args, kwargs)
     namespaces = namespaces_of(fn)
+    call, changeable = call_followed(fn, args, kwargs)
     machine = {"num_gpus": num_gpus, "num_processes": num_processes, "rank": rank or 0}
 
     def run(decided: Sequence[DecidedNames] | None, **options: Any) -> DrySession:
@@ -57,7 +61,7 @@ def dry_run(
         session = DrySession(gpu, memory, is_lasting=False, **options)
         return run_or_as_written(
             session,
-            lambda: session.run(lambda: fn(*args, **kwargs), namespaces, decided),
+            lambda: session.run(call, changeable, decided),
             lambda: run(decided, **{**options, "follows_compile": False}),
         )
 
@@ -76,10 +80,18 @@ def dry_run(
 
 
 def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise TypeError, with the fix, if ``fn`` cannot be called with these arguments."""
+    """Raise TypeError, with the fix, if ``fn`` cannot be called with these arguments, or a call of it runs nothing."""
     if not callable(fn):
         kind = type(fn).__name__
         raise TypeError(_("dry_run needs a function, not {kind} {fn!r}; wrap the code in one.", kind=kind, fn=fn))
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise TypeError(
+            _(
+                "{name} is a generator function: none of it runs before items are taken from what it returns. Pass a"
+                " function that takes them.",
+                name=fn.__name__,
+            )
+        )
     try:
         inspect.signature(fn).bind(*args, **kwargs)
     except TypeError as error:
@@ -88,6 +100,22 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         raise TypeError(text) from None
     except ValueError:  # a builtin without a signature raises its own error
         return
+
+
+def call_followed(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Callable[[], Any], list[dict[str, Any]]]:
+    """The call of a function, as a dry run makes it, and the variables that it may change.
+
+    Among them is the call itself: it leads to what the function's closure, defaults, arguments and object hold. A
+    coroutine that the function returns is run to its end.
+    """
+    called, by_name = {"fn": fn, "args": list(args)}, dict(kwargs)
+
+    def call() -> Any:
+        return awaited(called["fn"](*called["args"], **by_name))
+
+    return call, [*namespaces_of(fn), called, by_name]
 
 
 def namespaces_of(fn: Any) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
 import shlex
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from oom_magic.notebook.options import with_cards_quoted
+from oom_magic.user_code import compiled_cell
 
 _MAIN = "__main__"
 _TIMED_FILES = ("<timed exec>", "<timed eval>")  # IPython/core/magics/execution.py, ``time``
@@ -57,7 +59,13 @@ class CellCode:
         if self.arguments:
             sys.argv = list(self.arguments)
         try:
-            exec(self._compiled(tree), names)
+            code = self._compiled(tree)
+            if not code.co_flags & inspect.CO_COROUTINE:
+                exec(code, names)
+            else:
+                from oom_magic.predict.isolation.process.event_loops import awaited
+
+                awaited(eval(code, names))
         finally:
             sys.argv = before
 
@@ -68,7 +76,7 @@ class CellCode:
 
             if LOOPS.are_known:
                 return compiled_with_loops(tree, self.file)
-        return compile(ast.fix_missing_locations(tree), self.file, "exec", dont_inherit=True)
+        return compiled_cell(ast.fix_missing_locations(tree), self.file)
 
 
 def code_of(shell: InteractiveShell, source: str, names: dict[str, Any]) -> CellCode:

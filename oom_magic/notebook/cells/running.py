@@ -13,13 +13,12 @@ from itertools import takewhile
 from types import CodeType, TracebackType
 from typing import Any, TypeVar
 
-from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from oom_magic.interrupts import Interrupts
-from oom_magic.language import _, ngettext
+from oom_magic.language import ngettext
 from oom_magic.one_line_errors import OneLineErrors
-from oom_magic.user_code import is_machinery, is_users_file
+from oom_magic.user_code import compiled_cell, is_machinery, is_users_file
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -122,18 +121,42 @@ class CompiledCell:
         """The same cell with the statements that ``watch`` adds."""
         if self.statements is None:
             return self
-        return replace(self, statements=compile(watch(self.tree), self.statements.co_filename, "exec"))
+        return replace(self, statements=compiled_cell(watch(self.tree), self.statements.co_filename))
 
     def changed(self, change: Callable[[CodeType], CodeType]) -> CompiledCell:
         """The same cell with changed code for its statements."""
         return self if self.statements is None else replace(self, statements=change(self.statements))
 
+    @property
+    def awaits(self) -> bool:
+        """Whether it awaits something outside functions."""
+        return any(code.co_flags & inspect.CO_COROUTINE for code in self.codes)
+
     def run(self, namespace: dict[str, Any]) -> Any:
-        """Execute in ``namespace``; returns the value of the final expression, or None."""
+        """Execute in ``namespace``; returns the value of the final expression, or None.
+
+        A cell that awaits has an event loop of its own.
+        """
         __tracebackhide__ = True
+        if self.awaits:
+            from oom_magic.predict.isolation.process.event_loops import awaited
+
+            return awaited(self._run_to_the_end(namespace))
         if self.statements is not None:
             exec(self.statements, namespace)
         return eval(self.value, namespace) if self.value is not None else None
+
+    async def _run_to_the_end(self, namespace: dict[str, Any]) -> Any:
+        __tracebackhide__ = True
+        from oom_magic.predict.isolation.process.event_loops import others_ended
+
+        found = None
+        for code in self.codes:
+            found = eval(code, namespace)
+            if code.co_flags & inspect.CO_COROUTINE:
+                found = await found
+        await others_ended()
+        return found if self.value is not None else None
 
 
 def compile_cell(shell: InteractiveShell, text: str, lines_above: int = 0) -> CompiledCell:
@@ -152,26 +175,16 @@ def _compiled(shell: InteractiveShell, text: str, lines_above: int) -> CompiledC
     blank = takewhile(lambda line: not line.strip(), text.splitlines())
     source = "\n" * (lines_above + len(list(blank))) + shell.transform_cell(text)
     name = shell.compile.cache(source, _cell_number(shell), raw_code="\n" * lines_above + text)
-    _refuse_await(source, name)
     tree = shell.transform_ast(ast.parse(source, name))
     final = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    statements = compile(tree, name, "exec", dont_inherit=True) if tree.body else None
-    value = compile(ast.Expression(final.value), name, "eval", dont_inherit=True) if final else None
+    statements = compiled_cell(tree, name) if tree.body else None
+    value = compiled_cell(ast.Expression(final.value), name, "eval") if final else None
     return CompiledCell(statements, value, _assigned(tree, statements), tree)
 
 
 def _assigned(tree: ast.Module, statements: CodeType | None) -> frozenset[str]:
     stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     return frozenset() if statements is None else frozenset(stored.intersection(statements.co_names))
-
-
-def _refuse_await(source: str, name: str) -> None:
-    """Raise UsageError if the code awaits outside a function: the notebook's event loop already runs this cell."""
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    if compile(source, name, "exec", flags, dont_inherit=True).co_flags & inspect.CO_COROUTINE:
-        raise UsageError(
-            _("A cell under this magic cannot use await at its top level; move the await into a function.")
-        )
 
 
 def _cell_number(shell: InteractiveShell) -> int:

@@ -21,7 +21,7 @@ import torch
 
 from oom_magic.predict.instrumentation.loops import LOOPS, can_be_asked
 from oom_magic.predict.isolation.reach import users_modules
-from oom_magic.user_code import is_cell, is_users_file
+from oom_magic.user_code import compiled_cell, is_cell, is_users_file
 
 _PLACE = "<the loops of the dry run>"  # in the compiled code, until LOOPS itself takes its place
 _TRAINS = re.compile(r"step|backward|train|eval|valid|test|epoch|loader|batch|fit|infer|advance|no_grad|model|net\b")
@@ -70,7 +70,7 @@ def with_loops(code: CodeType) -> CodeType:
 def compiled_with_loops(tree: ast.Module, file: str) -> CodeType:
     """The code of statements with their loops known; lines are counted in the statements written out."""
     source = ast.unparse(ast.fix_missing_locations(tree))
-    return _with_loops_in_place(compile(_Rewriter(source).visit(ast.parse(source)), file, "exec", dont_inherit=True))
+    return _with_loops_in_place(compiled_cell(_Rewriter(source).visit(ast.parse(source)), file))
 
 
 Codes = dict[tuple[str, int], list[tuple[CodeType, CodeType]]]
@@ -95,9 +95,7 @@ def _compiled(file: str, source: str) -> Codes:
     try:
         tree, other = ast.parse(source), _Rewriter(source).visit(ast.parse(source))
         for part in _units(file, tree.body):
-            original, rewritten = (
-                compile(ast.Module(one.body[part], []), file, "exec", dont_inherit=True) for one in (tree, other)
-            )
+            original, rewritten = (compiled_cell(ast.Module(one.body[part], []), file) for one in (tree, other))
             _collect(original, _with_loops_in_place(rewritten), found)
     except (SyntaxError, ValueError, RecursionError):  # a cell with magics in it
         found.clear()

@@ -159,7 +159,7 @@ class Runs:
                     collect_garbage()
 
     def _run_once(self, job: _Job) -> _Traced:
-        from oom_magic.predict.dry_run import namespaces_of
+        from oom_magic.predict.dry_run import call_followed
         from oom_magic.predict.isolation.files.boundary import reads_noted
         from oom_magic.predict.session import DrySession
         from oom_magic.predict.silence import silenced
@@ -171,7 +171,7 @@ class Runs:
             arguments = self._ranges.arguments(*place)
             try:
                 with reads_noted() as files, silenced():  # the code is run many times
-                    report = session.run(lambda: self._fn(**arguments), namespaces_of(self._fn))
+                    report = session.run(*call_followed(self._fn, (), arguments))
             except Exception as error:
                 values = {"call": self.call(place), "kind": type(error).__name__, "error": error}
                 raise ValueError(_("{call} failed: {kind}: {error}", **values)) from error

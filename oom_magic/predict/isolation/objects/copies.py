@@ -43,10 +43,11 @@ with os.scandir() as _entries:
 _EXCHANGED = frozenset(
     (
         *_OF_CONTAINERS, *_OF_OTHERS, *_REFUSING, _EPOLL, dataloader._SingleProcessDataLoaderIter,
-        torch.Stream, torch.Event, types.GeneratorType, types.CoroutineType,
+        torch.Stream, torch.Event, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType,
         sqlite3.Connection, sqlite3.Cursor, contextvars.Context,
     )
 )  # fmt: skip
+_PREFIXES = {types.GeneratorType: "gi", types.CoroutineType: "cr", types.AsyncGeneratorType: "ag"}  # of attributes
 MOST_COPIED_BYTES = 1 << 24  # of one database
 _DEEP = 8  # an iterator over another one's values over ...
 
@@ -74,8 +75,8 @@ class Copies:
             items = list(container.items() if isinstance(container, dict) else enumerate(container))
             for key, value in items:
                 found = self.of(value)
-                if key == "gen" and type(found) is _Anew:  # of a context that was entered: the run cannot leave it
-                    found = _Refusing(types.GeneratorType)
+                if key == "gen" and isinstance(found, _Anew):  # of a context that was entered: the run cannot leave it
+                    found = _Refusing(type(value))
                 if found is not None:
                     put(key, found)
 
@@ -101,8 +102,10 @@ class Copies:
     def end(self) -> None:
         """Close the run's generators, inside the run: what they do at their end is part of it."""
         for made in (*(made for _original, made in self._made.values()), *self._begun):
-            if isinstance(made, (types.GeneratorType, types.CoroutineType, _Anew)):
-                with contextlib.suppress(Exception):  # of the user's code
+            with contextlib.suppress(Exception):  # of the user's code
+                if isinstance(made, (types.AsyncGeneratorType, _AnewAsync)):
+                    made.aclose().send(None)
+                elif isinstance(made, (types.GeneratorType, types.CoroutineType, _Anew)):
                     made.close()
 
     def tell(self, assume: Callable[[str], None]) -> None:
@@ -177,7 +180,7 @@ def _copied(one: Any, depth: int, begun: list[_Anew]) -> Any:
         return copy.copy(one)
     if kind in _REFUSING:
         return _Refusing(kind)
-    if kind in (types.GeneratorType, types.CoroutineType):
+    if kind in _PREFIXES:
         with contextlib.suppress(_NoCopyError):
             return _begun_anew(one, depth, begun)
         return None
@@ -233,8 +236,11 @@ class _Refusing:
     def __iter__(self) -> _Refusing:
         return self
 
-    def __next__(self) -> Any:
+    def _refuse(self, *_given: Any) -> Any:
         raise RuntimeError(_words_of_refusal(self._kind))
+
+    __aiter__, __next__, __anext__ = __iter__, _refuse, _refuse
+    send = throw = asend = athrow = _refuse
 
     def __enter__(self) -> _Refusing:
         return self
@@ -290,17 +296,62 @@ class _Anew:
             self._made.close()
 
 
+class _AnewAsync(_Anew):
+    """The same for an async generator."""
+
+    def __aiter__(self) -> _AnewAsync:
+        return self
+
+    def __anext__(self) -> Any:
+        return self.asend(None)
+
+    def asend(self, value: Any) -> Any:
+        """The next item, to be awaited."""
+        if self._made is None and value is not None:
+            self.throw()
+        self._made = self._make() if self._made is None else self._made
+        return self._made.asend(value)
+
+    def athrow(self, *_error: Any) -> Any:
+        """Refused."""
+        raise RuntimeError(_words_of_refusal("async_generator"))
+
+    async def aclose(self) -> None:
+        """The user's stays open."""
+        if self._made is not None:
+            await self._made.aclose()
+
+
+def state_of(one: Any) -> str:
+    """``CREATED``, ``SUSPENDED``, ``RUNNING`` or ``CLOSED``: how far a generator or coroutine is."""
+    if type(one) is types.GeneratorType:
+        state: str = inspect.getgeneratorstate(one)
+    elif type(one) is types.CoroutineType:
+        state = inspect.getcoroutinestate(one)
+    else:
+        state = getattr(inspect, "getasyncgenstate", _state_of_async)(one)
+    return state.rpartition("_")[2]
+
+
+def _state_of_async(one: types.AsyncGeneratorType[Any, Any]) -> str:
+    """What ``inspect.getasyncgenstate`` says since Python 3.12."""
+    frame = one.ag_frame
+    if one.ag_running or frame is None:
+        return "AGEN_RUNNING" if one.ag_running else "AGEN_CLOSED"
+    has_begun = frame.f_lasti >= 0 and dis.opname[frame.f_code.co_code[frame.f_lasti]] != "RETURN_GENERATOR"
+    return "AGEN_SUSPENDED" if has_begun else "AGEN_CREATED"
+
+
 def _begun_anew(one: Any, depth: int, begun: list[_Anew]) -> Any:
     """A generator or coroutine of the same function and arguments; its frame refers to the function.
 
     An expression with one loop goes on where it is: the loop's iterator is its argument.
     """
-    is_generator = type(one) is types.GeneratorType
-    state = inspect.getgeneratorstate(one) if is_generator else inspect.getcoroutinestate(one)
-    has_begun = state == inspect.GEN_SUSPENDED
-    if depth == 0 or not (state.endswith("CREATED") or has_begun):
+    state, prefix = state_of(one), _PREFIXES[type(one)]
+    has_begun = state == "SUSPENDED"
+    if depth == 0 or not (state == "CREATED" or has_begun):
         return None
-    frame, code = (one.gi_frame, one.gi_code) if is_generator else (one.cr_frame, one.cr_code)
+    frame, code = getattr(one, f"{prefix}_frame"), getattr(one, f"{prefix}_code")
     functions = [each for each in gc.get_referents(one) if isinstance(each, types.FunctionType)]
     made_by = [each for each in functions if _origin(each.__code__) == _origin(code)]  # loops are compiled anew
     if not made_by:  # before Python 3.11
@@ -311,7 +362,7 @@ def _begun_anew(one: Any, depth: int, begun: list[_Anew]) -> Any:
     make = functools.partial(made_by[0], *_positional(frame, depth, begun), **_by_name(frame, depth, begun))
     if not has_begun or _has_one_loop(code):
         return make()
-    begun.append(_Anew(one.__qualname__, make))
+    begun.append((_AnewAsync if prefix == "ag" else _Anew)(one.__qualname__, make))
     return begun[-1]
 
 

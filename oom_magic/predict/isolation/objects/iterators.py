@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import inspect
 import io
 import itertools
 import operator
@@ -15,6 +14,7 @@ from concurrent import futures
 from typing import Any
 
 from oom_magic.language import _
+from oom_magic.predict.isolation.objects.copies import state_of
 from oom_magic.predict.isolation.reach import variables_of
 
 _ITERATORS_DEEP = 4  # an iterator over another one's values over ...
@@ -72,9 +72,7 @@ def _place(one: Any, depth: int = _ITERATORS_DEEP) -> tuple[Any, ...]:
     """A state that changes when an item is taken: a counter for loaders, references and remaining length for others."""
     if isinstance(one, (asyncio.Future, futures.Future)):
         return one.done(), getattr(one, "_num_cancels_requested", 0)
-    if type(one) is types.GeneratorType and inspect.getgeneratorstate(one) == inspect.GEN_CREATED:
-        return ()
-    if type(one) is types.CoroutineType and inspect.getcoroutinestate(one) == inspect.CORO_CREATED:
+    if type(one) in _FRAMES and state_of(one) == "CREATED":
         return ()
     if type(one) is itertools.count:
         return (repr(one),)

@@ -12,7 +12,7 @@ from typing import Any
 from oom_magic.language import _
 from oom_magic.predict.isolation.objects.restorations import restoration_of
 from oom_magic.predict.isolation.patching import Journal
-from oom_magic.predict.isolation.run_threads import is_of_run
+from oom_magic.predict.isolation.run_threads import PATIENCE_SECONDS, is_of_run
 from oom_magic.predict.isolation.snapshot import fill
 
 _SCHEDULING = ("call_soon", "call_soon_threadsafe", "call_at")
@@ -22,6 +22,7 @@ _SETTINGS = (
 )  # fmt: skip
 _ASKING = ("_", "is_", "get_", "time", "default_exception_handler")
 _OF_HANDLES = ("_callback", "_args", "_cancelled", "_scheduled")
+_OF_OTHER_LOOP = "attached to a different loop"  # asyncio/tasks.py, Task.__step
 
 
 def keep_event_loops(
@@ -40,6 +41,49 @@ def keep_event_loops(
             for name in vars(asyncio.AbstractEventLoop):
                 if not name.startswith(_ASKING):
                     setattr(loop, name, functools.partial(_refuse, loop, name, getattr(loop, name)))
+
+
+def awaited(value: Any) -> Any:
+    """``value`` itself; of a coroutine what it returns, run to its end as by ``asyncio.run``.
+
+    Also where a loop runs in this thread, as a notebook's does: it is as if there were none meanwhile.
+    """
+    if not inspect.iscoroutine(value):
+        return value
+    loop = asyncio._get_running_loop()
+    task = None if loop is None else asyncio.current_task(loop)
+    try:
+        if loop is not None:
+            _swap_task(loop, None)
+            asyncio._set_running_loop(None)
+        return asyncio.run(value)
+    except RuntimeError as error:
+        if _OF_OTHER_LOOP in str(error):
+            why = _(
+                "A dry run has an event loop of its own, on which it cannot await what was scheduled before it: let it"
+                " make its own."
+            )
+            error.args = (f"{error}. {why}",)
+        raise
+    finally:
+        if loop is not None:
+            asyncio._set_running_loop(loop)
+            _swap_task(loop, task)
+
+
+def _swap_task(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any] | None) -> None:
+    """Set the current task, of which there is one in a thread since Python 3.14."""
+    swap = getattr(asyncio.tasks, "_swap_current_task", None)  # since 3.12
+    if swap is not None:
+        swap(loop, task)
+
+
+async def others_ended() -> None:
+    """Wait for tasks that a cell leaves on its loop, for as long as for its threads; raises their errors."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    done = (await asyncio.wait(others, timeout=PATIENCE_SECONDS))[0] if others else ()
+    for task in done:
+        task.result()
 
 
 def _refuse(loop: asyncio.AbstractEventLoop, name: str, usual: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
