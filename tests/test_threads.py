@@ -268,11 +268,11 @@ def test_names_that_other_threads_look_up_are_never_missing() -> None:
 def test_threads_that_the_run_wakes_are_said_and_what_a_thread_holds_is_as_before() -> None:
     jobs: queue.Queue[int | None] = queue.Queue()
     simple: queue.SimpleQueue[int] = queue.SimpleQueue()
-    local, timer = threading.local(), threading.Timer(1000, print)
+    local = threading.local()
     local.seen = [1]
     worker = threading.Thread(target=lambda: iter(jobs.get, None).__next__(), name="prefetching", daemon=True)
     taking = threading.Thread(target=lambda: simple.get(), name="taking", daemon=True)
-    for thread in (worker, timer, taking):
+    for thread in (worker, taking):
         thread.start()
 
     def run() -> None:
@@ -281,17 +281,15 @@ def test_threads_that_the_run_wakes_are_said_and_what_a_thread_holds_is_as_befor
         jobs.put(1)
         simple.put(1)
         queue.SimpleQueue[int]().put(1)
-        timer.cancel()
         worker.name = "renamed"
         own = threading.Event()
         threading.Thread(target=own.wait).start()
         own.set()
 
-    before = timer.name
     report = DrySession(has_bar=False, is_lasting=False).run(run, [{"local": local, "worker": worker}])
     assert vars(local) == {"seen": [1]} and worker.name == "prefetching"
     said = [one.text.split("`")[1] for one in report.assumptions if "was waiting" in one.text]
-    assert said == ["prefetching", "taking", before] and type(queue.SimpleQueue.put) is type(queue.SimpleQueue.get)
+    assert said == ["prefetching", "taking"] and type(queue.SimpleQueue.put) is type(queue.SimpleQueue.get)
 
 
 def test_the_bar_of_a_run_starts_no_thread() -> None:
@@ -328,6 +326,20 @@ def test_pools_that_were_there_before_are_the_runs_own_in_it(tmp_path: Path) -> 
         om.dry_run(run)
         assert not list(tmp_path.iterdir()) and {thread.name for thread in threading.enumerate()} == alive
         assert [*executor.map(abs, [-1]), *pool.map(abs, [-2])] == [1, 2]
+
+
+def test_timers_from_before_are_not_cancelled() -> None:
+    fired = threading.Event()
+    started, waiting = threading.Timer(0.5, fired.set), threading.Timer(9, print)
+    started.start()
+
+    def run() -> None:
+        started.cancel(), waiting.cancel()
+        own = threading.Timer(9, print)
+        own.start(), own.cancel(), own.join()
+
+    (said,) = [one.text for one in om.dry_run(run).assumptions]
+    assert "Timer.cancel" in said and fired.wait(5) and not waiting.finished.is_set()
 
 
 def test_what_a_run_ordered_of_a_pool_is_not_done_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

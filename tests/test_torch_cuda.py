@@ -139,13 +139,25 @@ def test_names_that_were_imported_before_are_the_pretend_cards(tmp_path: Path) -
 from torch import Generator
 from torch.cuda import CUDAGraph, Event, Stream, current_stream, get_device_properties, graph, set_rng_state
 from torch.cuda import MemPool, manual_seed, memory_snapshot, set_per_process_memory_fraction, synchronize, use_mem_pool
-from put_back import observed
+from functools import partial
 
 class Timer:
     event = Event
 
     def stop(self, wait=synchronize):
         wait()
+
+    def __init__(self):
+        self.wait = synchronize
+
+def closing(wait):
+    return lambda: wait()
+
+HELD = {"listed": [synchronize], "pair": (synchronize, 1), "partial": partial(synchronize, 0), "own": Timer(),
+        "closed": closing(synchronize), "nested": partial(map, synchronize, [0])}
+def wait_all(*, by_name=synchronize):
+    HELD["listed"][0](), HELD["pair"][0](), HELD["partial"](), HELD["own"].wait(), HELD["closed"](), by_name()
+    list(HELD["nested"]())
 
 def work(wait=synchronize):
     card = get_device_properties(0)
@@ -154,6 +166,7 @@ def work(wait=synchronize):
     Timer().stop(), Timer.event().record(Stream()), Stream().wait_stream(current_stream())
     with graph(CUDAGraph()):
         x += 1
+    wait_all()
     assert card.name == torch.cuda.get_device_name() and memory_snapshot() == torch.cuda.memory_snapshot()
     assert isinstance(Event(), torch.cuda.Event) and isinstance(Stream(), Stream)
     globals()["synchronize"] = None

@@ -110,7 +110,8 @@ def call_followed(
     Among them is the call itself: it leads to what the function's closure, defaults, arguments and object hold. A
     coroutine that the function returns is run to its end.
     """
-    called, by_name = {"fn": fn, "args": list(args)}, dict(kwargs)
+    called: dict[str, Any] = {"fn": fn, "args": list(args)}
+    by_name = dict(kwargs)
 
     def call() -> Any:
         return awaited(called["fn"](*called["args"], **by_name))

@@ -396,7 +396,7 @@ class DrySession:
             threads = RunThreads(self._on_thread, (Finished, torch.OutOfMemoryError), self._assume_in_users_code)
             stack.enter_context(all_patched(threads.patches()))
             stack.enter_context(threads.queues_watched())
-            stack.enter_context(imported_names_followed(namespaces))
+            stack.enter_context(imported_names_followed(namespaces, self._exchange.functions_held))
             stack.enter_context(view)
             stack.enter_context(self.fake_gpu)
             stack.callback(self._exchange.end_copies)

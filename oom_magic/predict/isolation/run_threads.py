@@ -99,7 +99,16 @@ class RunThreads:
                 self._say_who_waited(waiting_threads(condition, _own))
             notify(condition, n)
 
+        cancel = threading.Timer.cancel
+
+        def cancelled(timer: threading.Timer) -> None:
+            if timer in self._started or not timer.is_alive():
+                cancel(timer)
+            else:
+                self._assume(_("{name}: a timer that was started before the dry run goes on", name="Timer.cancel"))
+
         return [
+            (threading.Timer, {"cancel": cancelled}),
             (threading.Thread, {"start": started}),
             (ThreadPoolExecutor, self._of_executors()),
             (ThreadPool, self._of_thread_pools()),

@@ -141,6 +141,11 @@ class TensorExchange:
         self._guard(journal, live.tensors, pairs, others, namespaces, assume)
         return real
 
+    @property
+    def functions_held(self) -> list[tuple[Any, Callable[[Any], object]]]:
+        """The functions that the user's objects hold in this run, each with what sets another in its place."""
+        return self._run_copies.functions
+
     def end_copies(self) -> None:
         """Inside the run, when its code has ended."""
         self._run_copies.end()

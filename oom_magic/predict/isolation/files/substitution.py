@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import compress
 from types import FunctionType, ModuleType
@@ -67,10 +67,13 @@ def substituted(functions: Sequence[tuple[Any, Any]], namespaces: Sequence[dict[
 
 
 @contextmanager
-def imported_names_followed(namespaces: Sequence[dict[str, Any]]) -> Iterator[None]:
+def imported_names_followed(
+    namespaces: Sequence[dict[str, Any]], held: Sequence[tuple[Any, Callable[[Any], object]]] = ()
+) -> Iterator[None]:
     """What the user imported by name before (``from torch.cuda import synchronize``) is what stands in its module now.
 
-    In ``namespaces``, the user's modules, their classes, and defaults of their functions.
+    In ``namespaces``, the user's modules, their classes, defaults of their functions, and among functions that are
+    ``held`` by objects, each with what sets another.
     """
     replaced = replaced_in_modules()
     by_identity = {key: stand_in for key, (_usual, stand_in) in replaced.items()}
@@ -83,6 +86,10 @@ def imported_names_followed(namespaces: Sequence[dict[str, Any]]) -> Iterator[No
             for value in list(names.values()):
                 _exchange_in_defaults(value, by_identity, undo)
             _exchange_in_classes([one for one in _classes_in(names) if is_users_class(one)], by_identity, undo)
+        for usual, put in held:
+            if id(usual) in by_identity:
+                undo.append(partial(_put, put, usual))
+                put(by_identity[id(usual)])
         yield
     finally:
         for step in reversed(undo):
@@ -92,6 +99,11 @@ def imported_names_followed(namespaces: Sequence[dict[str, Any]]) -> Iterator[No
 def _give_back(names: dict[str, Any], name: str, stand_in: Any, usual: Any) -> None:
     if names.get(name) is stand_in:
         names[name] = usual
+
+
+def _put(put: Callable[[Any], object], usual: Any) -> None:
+    with suppress(IndexError):  # the run took items out: the whole list is put back
+        put(usual)
 
 
 def _bound_to(wanted: Mapping[int, Any], names: dict[str, Any]) -> list[tuple[str, Any]]:

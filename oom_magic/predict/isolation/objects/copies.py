@@ -48,6 +48,7 @@ _EXCHANGED = frozenset(
     )
 )  # fmt: skip
 _PREFIXES = {types.GeneratorType: "gi", types.CoroutineType: "cr", types.AsyncGeneratorType: "ag"}  # of attributes
+FUNCTIONS = frozenset((types.FunctionType, types.BuiltinFunctionType, type))
 MOST_COPIED_BYTES = 1 << 24  # of one database
 _DEEP = 8  # an iterator over another one's values over ...
 
@@ -67,13 +68,23 @@ class Copies:
         self._made: dict[int, tuple[Any, Any]] = {}
         self._originals: dict[int, Any] = {}  # by the identity of the copy
         self._begun: list[_Anew] = []
+        self.functions: list[tuple[Any, Callable[[Any], object]]] = []  # that objects hold; each with what sets another
+
+    def note_functions(self, container: Any) -> None:
+        """Where a container, or a partial, holds functions and classes: some have a stand-in while a run lasts."""
+        if isinstance(container, functools.partial):
+            self.functions.append((container.func, functools.partial(_set_function, container)))
+        elif isinstance(container, (dict, list, deque, tuple)):
+            self.functions += (
+                (value, functools.partial(put, key))
+                for put, key, value in _items(container)
+                if type(value) in FUNCTIONS
+            )
 
     def give(self, container: Any) -> None:
         """Exchange what a dict, a list, a deque or a tuple holds."""
         if isinstance(container, (dict, list, deque, tuple)) and id(container) not in self.others:
-            put = functools.partial(_set_item, container) if isinstance(container, tuple) else container.__setitem__
-            items = list(container.items() if isinstance(container, dict) else enumerate(container))
-            for key, value in items:
+            for put, key, value in _items(container):
                 found = self.of(value)
                 if key == "gen" and isinstance(found, _Anew):  # of a context that was entered: the run cannot leave it
                     found = _Refusing(type(value))
@@ -138,6 +149,17 @@ def set_items(one: tuple[Any, ...], items: list[Any]) -> None:
     for at, item in enumerate(items):
         if one[at] is not item:
             _set_item(one, at, item)
+
+
+def _items(container: Any) -> list[tuple[Callable[[Any, Any], object], Any, Any]]:
+    """What a dict, a list, a deque or a tuple holds: what sets an item, its key, the item."""
+    put = functools.partial(_set_item, container) if isinstance(container, tuple) else container.__setitem__
+    items = container.items() if isinstance(container, dict) else enumerate(container)
+    return [(put, key, value) for key, value in list(items)]
+
+
+def _set_function(one: functools.partial[Any], function: Any) -> None:
+    one.__setstate__((function, one.args, one.keywords, vars(one)))
 
 
 def _set_item(one: tuple[Any, ...], at: int, item: Any) -> None:

@@ -29,7 +29,7 @@ import torch
 
 from oom_magic.language import _
 from oom_magic.predict.isolation.live_objects import LiveObjects
-from oom_magic.predict.isolation.objects.copies import Copies, has_copy, set_items
+from oom_magic.predict.isolation.objects.copies import FUNCTIONS, Copies, has_copy, set_items
 from oom_magic.predict.isolation.objects.iterators import Iterators, is_iterator
 from oom_magic.predict.isolation.objects.restorations import restoration_of
 from oom_magic.predict.isolation.reach import NOT_WALKED, is_users, is_users_class, is_users_module, users_modules
@@ -166,9 +166,9 @@ class _Walk:
         for one in filter(is_iterator, modules):
             self._iterators.watch(one)
         tables: list[dict[str, Any]] = [vars(one) for one in modules]
-        if any(map(has_copy, set(map(type, chain.from_iterable(map(dict.values, tables)))))):
-            for table in tables:
-                self._copies.give(table)
+        for table in tables if _exchanges(chain.from_iterable(map(dict.values, tables))) else ():
+            self._copies.give(table)
+            self._copies.note_functions(table)
         below = [value for table in tables for name, value in list(table.items()) if name not in _OF_MODULES]
         below += chain.from_iterable(table.get("_modules", {}).values() for table in tables)
         return below
@@ -195,11 +195,11 @@ class _Walk:
         for some, found in ((short, below), (long, self._long)):
             begin = len(found)
             found += chain.from_iterable(map(kind.values, some) if issubclass(kind, dict) else some)
-            if any(map(has_copy, set(map(type, found[begin:])))):
-                for one in some:
-                    if kind is tuple:
-                        self._notes.add_undo(functools.partial(set_items, one, list(one)))
-                    self._copies.give(one)
+            for one in some if _exchanges(found[begin:]) else ():
+                if kind is tuple:
+                    self._notes.add_undo(functools.partial(set_items, one, list(one)))
+                self._copies.give(one)
+                self._copies.note_functions(one)
 
     def _note_one(self, one: Any) -> Iterable[Any]:
         if self._copies.has_made(one):
@@ -232,11 +232,18 @@ class _Walk:
         return self._are_plain[kind]
 
 
+def _exchanges(values: Iterable[Any]) -> bool:
+    """Whether some are of types of which the run may have others."""
+    return any(kind in FUNCTIONS or has_copy(kind) for kind in set(map(type, values)))
+
+
 def _noted(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
     """Note an object that is no value by itself; what it leads to."""
     kind = type(one)
     if isinstance(one, threading.Thread):
         notes.add_undo(functools.partial(vars(one).update, {"_name": vars(one).get("_name")}))
+        if isinstance(one, threading.Timer) and not one.is_alive():
+            yield from (one.finished, one.args, one.kwargs)
     if isinstance(one, types.MappingProxyType) or _is_users_generator(one):  # its variables: it alone may hold them
         yield from gc.get_referents(one)
     elif isinstance(one, tuple):  # with names
@@ -289,6 +296,7 @@ def _is_made_for_it(kind: type) -> bool:
 
 def _noted_attributes(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
     if isinstance(one, functools.partial):
+        copies.note_functions(one)
         yield from (one.func, one.args, one.keywords)
     elif isinstance(one, threading.local):  # of this thread
         yield vars(one)
@@ -355,6 +363,8 @@ def _note_member(notes: Notes, copies: Copies, member: Any, one: Any, value: Any
     made = copies.of(value)
     if made is not None:
         member.__set__(one, made)
+    elif type(value) in FUNCTIONS:
+        copies.functions.append((value, functools.partial(member.__set__, one)))
 
 
 def _empty_member(member: Any, one: Any) -> None:
