@@ -14,23 +14,18 @@ from oom_magic.explain.evidence.clues.tried import tried_in
 from oom_magic.explain.evidence.grounds import RESTS_ON, grounded
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.messages.normalization import without_repeats
-from oom_magic.explain.sentences.catalogue import SENTENCES
 from oom_magic.explain.sentences.evidence import EVIDENCE
 
-# What these say of the text is shown in another way: by their values, by the frames, or by there being nothing.
-_SHOWN_OTHERWISE = {
-    "input_named", "weights_named", "weights_fill_card", "weights_above_ram", "quoted_tensor", "training_told",
-    "inference_told", "told_no_device", "told_conversation",
-}  # fmt: skip
-_OF_THE_TEXT = re.compile(
-    r"\b(?:The text (?:says|mentions|is about|names|quotes|trains|compares)|The model in the text)"
-)
+# What these say of the text is in their values, or follows from frames.
+_BY_VALUES = {"weights_named", "weights_fill_card", "weights_above_ram", "quoted_tensor"}
+_OF_THE_TEXT = re.compile(r"\b(?:The text (?!: )\w+|The model in the text)")
 
 
-def test_every_sentence_about_the_text_rests_on_its_words():
+def test_no_sentence_tells_the_authors_words_in_others():
     said = {key for key, sentence in EVIDENCE.items() if _OF_THE_TEXT.search(str(sentence))}
-    assert said - RESTS_ON.keys() - _SHOWN_OTHERWISE == set()
-    assert [key for key in RESTS_ON if key not in SENTENCES] == []
+    assert said == _BY_VALUES
+    keys = {key for key in EVIDENCE if key.startswith("told_")}
+    assert keys <= RESTS_ON.keys()
     known = {*TOLD, *tried_in("I reduced the image resolution and it does not help"), "sizes_contrast"}
     assert {one for keys in RESTS_ON.values() for one in keys} <= known
 
@@ -84,11 +79,11 @@ def test_a_log_is_read_without_its_repeats():
     [
         pytest.param(
             "Fine-tuning a 7B with LoRA on a V100: with model_max_length=2048 it is OOM, with 1024 it won't. Why?",
-            ["which does not", "model_max_length=2048"], ["half as large", "Halve", "half as much"], id="a check that was made",
+            ["model_max_length=2048"], ["Try it"], id="a check that was made",
         ),
         pytest.param(
             "With cache=True the RAM goes from 3 to 50 GB until my training is killed, but if I don't add it, it works fine",
-            ["runs without this", "cache=True"], ["Watch the"], id="what it runs without",
+            ["cache=True"], ["Watch the"], id="what it runs without",
         ),
         pytest.param(
             "FSDP, CUDA OOM after the first epoch. I disabled model checkpointing and the memory error went away.",
@@ -115,7 +110,7 @@ def test_a_log_is_read_without_its_repeats():
         ),
         pytest.param(
             "During training the number of points increased from 30,000 to 239,453, and then I got a CUDA out of memory error.",
-            ["half as much"], ["microbatch", "gradient accumulation", "checkpointing"], id="no batch is named",
+            ["less at once"], ["microbatch", "gradient accumulation", "checkpointing"], id="no batch is named",
         ),
         pytest.param(
             "terminate called after throwing an instance of 'std::bad_alloc'\nRuntimeError: CUDA error: out of memory",
@@ -123,7 +118,7 @@ def test_a_log_is_read_without_its_repeats():
         ),
         pytest.param(
             "OOM while quantizing Qwen2-72B\nI use 4 x 24 GB and get torch.cuda.OutOfMemoryError: CUDA out of memory",
-            ["quantizing at work"], ["microbatch"], id="quantizing in the title",
+            ["less at once"], ["microbatch"], id="quantizing in the title",
         ),
         pytest.param(
             "I want to quantize my llama 70b with awq on 8xA100 40GB\nmodel.quantize(tokenizer, quant_config=quant_config)\ntokenizer."
@@ -175,7 +170,7 @@ def test_a_log_is_read_without_its_repeats():
         pytest.param(
             "Is there a fix? I fine-tune with GRPO.\nfrom trl import GRPOConfig, GRPOTrainer\nmodel = AutoModel.from_pretrained(x)\n"
             "The memory suddenly increases and it goes out of CUDA memory",
-            ["microbatch"], ["enumerate", "with torch.autocast"], id="a Trainer that is only imported",
+            ["less at once"], ["enumerate", "with torch.autocast"], id="a Trainer that is only imported",
         ),
         pytest.param(
             "OOM during saving checkpoint, LoRA\nTraceback (most recent call last):\n"
@@ -187,8 +182,8 @@ def test_a_log_is_read_without_its_repeats():
             id="a video is no device",
         ),
         pytest.param(
-            "After adding print statements I see that VRAM usage consistently increases in the loop, then OOM", ["keeps growing"],
-            ["half as much"], id="what was added to watch",
+            "After adding print statements I see that VRAM usage consistently increases in the loop, then OOM", ["usage consistently increases"],
+            ["Try it"], id="what was added to watch",
         ),
         pytest.param(
             "Evicted: The node was low on resource: memory. Container egg was using 5053216Ki, which exceeds its request of 0.",
@@ -199,8 +194,8 @@ def test_a_log_is_read_without_its_repeats():
             id="the pictures of a scene",
         ),
         pytest.param(
-            "CUDA out of memory in training with batch_size=13. It works if I reduce batch_size", ["smaller batch helps"],
-            ["Halve the batch"], id="what works is not asked for",
+            "CUDA out of memory in training with batch_size=13. It works if I reduce batch_size", ["if I reduce batch_size"],
+            ["Try it"], id="what works is not asked for",
         ),
         pytest.param(
             "HIP out of memory. Tried to allocate 3.82 GiB. GPU 0 has a total capacity of 11.98 GiB of which 3.26 GiB is free. Of the"

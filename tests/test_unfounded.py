@@ -55,7 +55,7 @@ _NUMBERS = (
         pytest.param(_LISTED, [], ["TensorFlow", "jax", "JAX"], id="listed libraries"),
         pytest.param(
             "when i start the training it shows CUDA OUT OF MEMORY even with reduced batch size of 1. Any solution?",
-            ["bf16"], ["microbatch; gradient", "It proposes"], id="batch of one",
+            ["smaller inputs"], ["microbatch; gradient", "It proposes"], id="batch of one",
         ),
         pytest.param(
             "CPU memory. While evaluating, the computer's memory (no cuda memory) keeps increasing, and the program is"
@@ -146,7 +146,7 @@ _NUMBERS = (
             'File "vllm/worker.py", line 9, in determine_num_available_blocks\nself.model_runner.profile_run()\nFile "m.py",'
             " line 9, in execute_model\nhidden = self.model(pixel_values)\ntorch.OutOfMemoryError: CUDA out of memory."
             f" {_NUMBERS}",
-            ["trial run", "--max-num-seqs", "--max-num-batched-tokens", "--limit-mm-per-prompt", "--max-model-len"],
+            ["trial run", "--max-num-seqs", "--max-num-batched-tokens", "--limit-mm-per-prompt"],
             ["answered requests", "CUDA graphs", "enforce-eager", "SGLang"], id="a server's trial run",
         ),
         pytest.param(
@@ -161,7 +161,7 @@ _NUMBERS = (
         pytest.param(
             "finetuning_type: lora\nmodel: Llama-3.1-8B\ntemplate: llama3\ncutoff_len: 1024\nper_device_train_batch_size: 2\n"
             "evaluation_strategy: steps\neval_steps: 500\ntorch.cuda.OutOfMemoryError: CUDA out of memory",
-            ["--model llama-3.1-8b --batch 2 --seq 1024 --method lora"], ["evaluation", "no_grad", "roberta"],
+            ["less at once"], ["evaluation", "no_grad", "roberta"],
             id="settings of an evaluation are no failure of it",
         ),
         pytest.param(
@@ -178,7 +178,7 @@ _NUMBERS = (
         ),
         pytest.param(
             "training net.prototxt: Check failed: error == cudaSuccess (2 vs. 0)  out of memory\n@ caffe::Solver<>::Step()",
-            ["half as much"], ["PyTorch", "autocast", "optimizer"], id="Caffe is no PyTorch",
+            ["less at once"], ["PyTorch", "autocast", "optimizer"], id="Caffe is no PyTorch",
         ),
         pytest.param(
             "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 26.00 MiB. GPU 0 has a total capacity of 15.92 GiB"
@@ -272,17 +272,17 @@ _NUMBERS = (
         ),
         pytest.param(
             "llm = LLM(model=path)\nvllm: torch.OutOfMemoryError: CUDA out of memory, in capture_model",
-            ["gpu_memory_utilization=LESS", "0.9 unless set", "max_num_seqs,"], ["--gpu", r"=0\.\d", r"seqs=\d"],
+            ["gpu_memory_utilization=LESS", "0.9 unless set"], ["--gpu", r"=0\.\d", r"seqs=\d"],
             id="a limit that the text does not give",
         ),
         pytest.param(
             "Llama(model_path, n_gpu_layers=32, n_ctx=16000)\nllama_kv_cache_init: failed to allocate buffer for kv cache",
-            [r"Llama\(MODEL, n_ctx=8000\)   # now 16000", "n_gpu_layers=16"], ["llama-server", "-ngl", "8192"],
+            [r"Llama\(MODEL, n_ctx=8000\)   # now 16000"], ["llama-server", "-ngl", "8192"],
             id="llama.cpp from Python",
         ),
         pytest.param(
             "I sort with cupy: MemoryError: out of memory allocating 8000000000 bytes, too large for one array",
-            ["half as much"], ["free_all_blocks", "nvidia-smi", "close"], id="a pool's cache is no large array",
+            ["less at once"], ["free_all_blocks", "nvidia-smi", "close"], id="a pool's cache is no large array",
         ),
         pytest.param(
             "TensorRT 8, memory leak: GPU memory increases with each context.execute_v2(), 16 MB per call",
@@ -331,7 +331,7 @@ _NUMBERS = (
         ),
         pytest.param(
             "Training a Llama with torchtune's LoRA recipe on a 4090: it goes OOM with 8k context, with 2k it worked fine",
-            ["Shorter|shorter"], ["PEFT", "set_attn", "loss = model", "loader"], id="a recipe is no loop of the author's",
+            ["less at once"], ["PEFT", "set_attn", "loss = model", "loader"], id="a recipe is no loop of the author's",
         ),
         pytest.param(
             "RAM usage increases while training the nnet in tensorflow, with GPU out of memory errors. When training is resumed"
@@ -434,7 +434,7 @@ _NUMBERS = (
         ),
         pytest.param(
             "compute_features of jax arrays: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 3199993600 bytes.",
-            ["half as much"], ["backward", "smaller batch"], id="nothing is trained",
+            ["less at once"], ["backward"], id="nothing is trained",
         ),
         pytest.param(
             "I train Yolo. VRAM usage is spiking when validation begins, causing an OOM at the end of the training run", ["maller"],
@@ -445,7 +445,7 @@ _NUMBERS = (
             "OutOfMemoryError: CUDA out of memory", ["smaller model"], ["QLoRA of rank", "enumerate"], id="in 4 bits already",
         ),
         pytest.param(
-            "I want to fine-tune Gemma with Unsloth, and get: CUDA out of memory", ["microbatch"], ["sdpa", "enumerate"],
+            "I want to fine-tune Gemma with Unsloth, and get: CUDA out of memory", ["less at once"], ["sdpa", "enumerate"],
             id="no loop of the author's",
         ),
         pytest.param(

@@ -244,12 +244,12 @@ _OF_SCORES = (
         ),
         pytest.param(
             "PaddleOCR tools/train.py，batch_size设置为1时，也无法启动训练\nOut of memory error on GPU 0. Cannot allocate 128.000000MB memory on"
-            " GPU 0, 7.995605GB memory has been allocated and available memory is only 0.000000B.", ["half as\\slarge"],
+            " GPU 0, 7.995605GB memory has been allocated and available memory is only 0.000000B.", ["smaller\\s+inputs"],
             ["batch: fewer", "fewer, shorter"], id="a batch of one in Chinese",
         ),
         pytest.param(
             "训练时内存逐渐变大，最后被kill掉了 RuntimeError: DataLoader worker (pid 3979007) is killed by signal: Killed.\n"
-            "在多卡训练时内存会持续增大，无论num_worker和batchsize设为多少都不行", ["keeps growing"], ["Fewer worker"],
+            "在多卡训练时内存会持续增大，无论num_worker和batchsize设为多少都不行", ["内存"], ["Fewer worker"],
             id="workers that were tried in vain",
         ),
         pytest.param(
@@ -269,7 +269,7 @@ _OF_SCORES = (
         ),
         pytest.param(
             "RAM usage increases every epoch until the process is killed. num_workers=0\nfor batch in loader:\n    pass\n"
-            "[EPOCH 0] Allocated: 0.00 MB, CPU: 955.15 MB\n[EPOCH 1] Allocated: 0.00 MB, CPU: 1264.15 MB", ["keeps growing"],
+            "[EPOCH 0] Allocated: 0.00 MB, CPU: 955.15 MB\n[EPOCH 1] Allocated: 0.00 MB, CPU: 1264.15 MB", ["usage\\s+increases"],
             ["Free RAM", "about DataLoader workers"], id="RAM that grows without workers",
         ),
         pytest.param(
@@ -375,7 +375,7 @@ _OF_SCORES = (
             " ComfyUI", ["disable-pinned-memory"], ["lowvram", "smaller inputs do not help"], id="what did not change was not tried",
         ),
         pytest.param(
-            "cuda out of memory when I train my data with batch_size==1.", ["Make the inputs"], ["batch: if", "microbatch"],
+            "cuda out of memory when I train my data with batch_size==1.", ["smaller\\s+inputs"], ["batch: if", "microbatch"],
             id="a batch of one at the sentence's end",
         ),
         pytest.param(
@@ -422,8 +422,8 @@ _OF_SCORES = (
         ),
         pytest.param(
             "fine tuning 7b - CUDA out of memory\nThanks for the amazing implementation of long text inference. I can train the small"
-            " stage fine, but the supervised fine tuning fails with per_device_train_batch_size=1.", ["activations of a\\s+step"],
-            ["mentions large inputs", "one pass"], id="a title that names a training",
+            " stage fine, but the supervised fine tuning fails with per_device_train_batch_size=1.", ["smaller\\s+inputs"],
+            ["long text"], id="a title that names a training",
         ),
         pytest.param(
             "CUDA out of memory, I would like to support long videos in the future.\nThe demo fails on a 3090.", ["often in such reports"],
@@ -437,7 +437,7 @@ _OF_SCORES = (
         ),
         pytest.param(
             "It trains on a smaller dataset with 1000 images, but with 100k images (same size as before) it goes out of memory: the GPU"
-            " memory increases until then.", ["keeps growing"], ["which size runs"], id="a larger dataset is no larger step",
+            " memory increases until then.", ["memory\\s+increases"], ["which size runs"], id="a larger dataset is no larger step",
         ),
         pytest.param(
             "My video workflow in ComfyUI gives OOM on a 4070TI 12GB", ["often in such reports"], ["If so", "tiles", "lowvram"],

@@ -18,7 +18,7 @@ from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.told import says_only_killed
 from oom_magic.explain.remedies.from_text.choice import printed_by_message
 from oom_magic.explain.remedies.remedy import Remedy
-from oom_magic.explain.sentences.catalogue import render_evidence, translate
+from oom_magic.explain.sentences.catalogue import SENTENCES, render_evidence, translate
 from oom_magic.explain.sentences.causes import cause_in_words
 from oom_magic.language import Language
 from oom_magic.predict.setups.setup import in_words
@@ -70,14 +70,12 @@ _GENERAL_SAVINGS: dict[str, tuple[str, dict[str, str | int]]] = {
 _CONDITIONAL_REMEDIES = {"checkpointing": "checkpointing_setting", "mixed_precision": "half_setting", "fsdp": "fsdp_if"}
 _MOST_MISSING = 2
 _UNINFORMATIVE_NOTES = ("tensor_not_printed", "tensor_unknown_model")
-# Evidence that only says what kind of run a text is about, which its reader knows.
-_SAYS_LITTLE = ("training_told", "inference_told", "computing_told", "precedents")
 # Of the likeliest cause's degree. In 227 reports read blind, less than that was the established cause in 7 of 17, and
 # the likeliest was wrong there in 2.
 _LEAST_OF_BEST = 0.65
 _MOST_OTHERS = 1
-# Evidence that is as true of any run with such numbers, or of such a program.
-_OF_ANY_SUCH_RUN = ("own_tensors_fill", "program_seen")
+# Evidence that is as true of any run with such numbers.
+_OF_ANY_SUCH_RUN = "own_tensors_fill"
 # Changes that show by themselves whether the inputs were the cause.
 _LESS_INPUT = (
     "smaller_batch_any", "smaller_batch_plain", "smaller_input", "smaller_items", "smaller_image", "smaller_graph",
@@ -182,7 +180,7 @@ def _why(diagnosis: Diagnosis) -> Block:
     if diagnosis.confidence is Confidence.OPEN:
         if diagnosis.possible:
             first = diagnosis.possible[0]
-            is_usual = {one.key for one in first.evidence} <= {*_SAYS_LITTLE, *_OF_ANY_SUCH_RUN}
+            is_usual = not any(map(_is_of_this_run, first.evidence))
             is_usual = is_usual and (bool(first.evidence) or first.cause is Cause.ACTIVATIONS)
             key = "why_usual" if is_usual else "why_possible"
             cause = translate(key, lang, cause=cause_in_words(first.cause, diagnosis))
@@ -278,9 +276,9 @@ def _tensors(diagnosis: Diagnosis) -> Iterator[Block]:
 def _evidence(diagnosis: Diagnosis) -> Iterator[Block]:
     lang = diagnosis.lang
     first = _said_first(diagnosis)
-    items = [one for one in _located(diagnosis) if one != first and one.key not in _SAYS_LITTLE]
+    items = [one for one in _located(diagnosis) if one != first and _says_something(one)]
     items = [one for at, one in enumerate(items) if not _is_quoted_before(one, items[:at])]
-    sentences = [_with_its_words(one, lang) for one in items]
+    sentences = [_shown(one, lang) for one in items]
     if diagnosis.setup_phrases:
         setup = in_words(diagnosis.setup_phrases, lang)
         sentences.append(translate("setup_said", lang, setup=setup))
@@ -295,10 +293,21 @@ def _is_quoted_before(item: Evidence, others: Sequence[Evidence]) -> bool:
     return any(words and words in str(one.values.get("quote", "")) for one in others)
 
 
-def _with_its_words(item: Evidence, lang: Language) -> str:
-    """The sentence, with the author's words on which it rests."""
-    said, quote = render_evidence(item, lang), item.values.get("quote")
-    return translate("evidence_quoted", lang, statement=said.rstrip(".。"), quote=quote) if quote else said
+def _says_something(item: Evidence) -> bool:
+    """Whether the evidence has a sentence, or the author's words; the rest is only weighed."""
+    return item.key in SENTENCES or "quote" in item.values
+
+
+def _is_of_this_run(item: Evidence) -> bool:
+    return _says_something(item) and item.key != _OF_ANY_SUCH_RUN
+
+
+def _shown(item: Evidence, lang: Language) -> str:
+    """The author's words as they stand, and what is true of any such run."""
+    quote = item.values.get("quote")
+    words = translate("evidence_quoted", lang, quote=quote) if quote else ""
+    sentence = render_evidence(item, lang) if item.key in SENTENCES else ""
+    return f"{words}{' ' if words and sentence and lang == 'en' else ''}{sentence}"
 
 
 def _possible(diagnosis: Diagnosis) -> Iterator[Block]:
@@ -320,7 +329,7 @@ def _possible(diagnosis: Diagnosis) -> Iterator[Block]:
 def _degree(one: PossibleCause, lang: Language) -> str:
     """How sure a cause is, and what speaks for it."""
     degree = translate(f"confidence_{one.confidence.value}", lang)
-    said = next((_with_its_words(item, lang) for item in one.evidence if item.key not in _SAYS_LITTLE), "")
+    said = next((_shown(item, lang) for item in one.evidence if _says_something(item)), "")
     return f"{degree}{'；' if lang == 'zh' else '; '}{said.rstrip('.。')}" if said else degree
 
 
@@ -342,7 +351,7 @@ def _is_worth_confirming(one: PossibleCause, diagnosis: Diagnosis) -> bool:
 
 def _may_be(one: PossibleCause, diagnosis: Diagnosis) -> bool:
     """Whether something in this text speaks for another cause, and not much more for the likeliest."""
-    if all(evidence.key in (*_SAYS_LITTLE, *_OF_ANY_SUCH_RUN) for evidence in one.evidence):
+    if not any(map(_is_of_this_run, one.evidence)):
         return False
     is_near = one.degree >= _LEAST_OF_BEST * diagnosis.possible[0].degree
     return is_near and (one.confidence is not Confidence.OPEN or diagnosis.confidence is Confidence.OPEN)

@@ -10,8 +10,10 @@ SERVERS = ("vllm", "sglang", "server")  # they take a share of the device and fi
 _BATCH_IS_NOT_IT = {"batch_of_one", "has_batch_of_one", "tried_batch"}
 _SIZE_IS_NOT_IT = {"tried_size", "tried_length"}
 _OF_RAM = {"speaks_of_ram", "host_fills", "workers"}
-# Causes that are checked in another way where a program infers.
-_AS_INFERENCE = (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS, Cause.MEMORY_FRACTION_LIMIT)
+# The check for less at once, by whether the batch and the size of the inputs are out of the question.
+_WHAT_IS_LEFT = {(False, False): "", (True, False): "_size", (False, True): "_batch", (True, True): None}
+# Causes whose tensor has a size that can be compared.
+_TENSORS = (Cause.LOGITS_OR_LOSS, Cause.ATTENTION_SCORES)
 # The tool that lists who uses a device, by backend.
 _TOOLS = {
     "cuda": "nvidia-smi", "hip": "rocm-smi", "xpu": "xpu-smi", "npu": "npu-smi info", "mps": "Activity Monitor",
@@ -81,31 +83,35 @@ def check_for(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
         return Evidence(f"check_{cause.value}_mps")
     if failure is not None and failure.format == "vllm_context":
         return Evidence(f"check_{cause.value}_context")
-    return _check_of_work(cause, clues)
+    return _check_of_work(cause, failure, clues)
 
 
-def _check_of_work(cause: Cause, clues: Clues) -> Evidence:
+def _check_of_work(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
     """The check for a cause that depends on what runs: a server, an inference, a training, its inputs."""
-    stage = None if clues.program is None else clues.program.stage
-    sees_pictures = "sees_pictures" in clues.run.told  # then the trial's size is that of a picture
-    if cause is Cause.ACTIVATIONS and stage is not None and stage.key == "profiling" and not sees_pictures:
-        return Evidence(f"check_{cause.value}_trial")
+    told, stage = clues.run.told, None if clues.program is None else clues.program.stage
     serves = clues.program is not None and clues.program.program.key in SERVERS
+    if cause is Cause.MEMORY_FRACTION_LIMIT and serves:
+        return Evidence(f"check_{cause.value}_inference")
     if cause is Cause.OPTIMIZER_STATE and clues.program is not None and not clues.program.program.is_torch:
-        return Evidence("check_weights_too_big_inference")
-    of_batch = {"batch_of_one", "has_batch_of_one"} if clues.story.proposals else _BATCH_IS_NOT_IT
-    if cause is Cause.ACTIVATIONS and of_batch & clues.run.told and not serves:
-        return Evidence(f"check_{cause.value}_size")
+        return Evidence("check_weights_too_big")
     trains = clues.is_training or clues.tells_of_training
-    if cause is Cause.ACTIVATIONS and _SIZE_IS_NOT_IT & clues.run.told and trains and clues.program is None:
-        return Evidence(f"check_{cause.value}")
-    if clues.program is not None and (serves or cause is not Cause.MEMORY_FRACTION_LIMIT) and cause in _AS_INFERENCE:
-        return Evidence(f"check_{cause.value}_inference")
-    is_shown = "shows_code" in clues.shown or not (clues.has_prose or clues.frames)
-    if cause is Cause.WEIGHTS_TOO_BIG and (clues.phase == "saving" or not (trains or is_shown)):
-        return Evidence(f"check_{cause.value}_inference")
-    if "splats" in clues.run.told and trains and cause in (Cause.ACTIVATIONS, Cause.WEIGHTS_TOO_BIG):
+    if "splats" in told and trains and cause in (Cause.ACTIVATIONS, Cause.WEIGHTS_TOO_BIG):
         return Evidence("check_gaussians")
-    if cause is Cause.ACTIVATIONS and not (trains and ("names_batch" in clues.run.told or is_shown)):
-        return Evidence(f"check_{cause.value}_inference")
-    return Evidence(f"check_{cause.value}")
+    has_size = failure is not None and failure.requested_bytes is not None
+    if cause in _TENSORS and has_size:
+        return Evidence(f"check_{cause.value}")
+    if cause is not Cause.ACTIVATIONS and cause not in _TENSORS:
+        return Evidence(f"check_{cause.value}")
+    is_trial = stage is not None and stage.key == "profiling" and "sees_pictures" not in told
+    if is_trial:  # with pictures, the trial's size is theirs
+        return Evidence(f"check_{Cause.ACTIVATIONS.value}_trial")
+    if trains and clues.frames and not clues.has_prose and clues.phase != "evaluation":
+        return Evidence(f"check_{Cause.ACTIVATIONS.value}_training")
+    left = _WHAT_IS_LEFT[_tried(told, serves, clues)]
+    return Evidence("check_driver_level" if left is None else f"check_{Cause.ACTIVATIONS.value}{left}")
+
+
+def _tried(told: frozenset[str], serves: bool, clues: Clues) -> tuple[bool, bool]:
+    """Whether the batch, and the size of the inputs, cannot be made smaller or were in vain."""
+    of_batch = {"batch_of_one", "has_batch_of_one"} if clues.story.proposals else _BATCH_IS_NOT_IT
+    return bool(of_batch & told) and not serves, bool(_SIZE_IS_NOT_IT & told)

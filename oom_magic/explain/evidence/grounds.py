@@ -1,7 +1,7 @@
-"""What a statement about a text rests on: the author's words, which are quoted with it, or it is not made.
+"""What evidence from a text rests on: the author's words, which are shown as they stand, or it is not shown.
 
-One table for every sentence that says what a text says. Numbers, frames and lines of code carry their evidence in the
-values of their sentences.
+One table for all that is read in what authors write. The words are not told in others: where the evidence has a
+sentence, it says what is true of any run. Numbers, frames and lines of code are in the values of their own sentences.
 """
 
 from __future__ import annotations
@@ -70,6 +70,19 @@ RESTS_ON: Mapping[str, tuple[str, ...]] = {
     "told_without": ("works_without",),
     "told_contrast": ("sizes_contrast",),
     "told_ran_before": ("ran_before",),
+    "told_gathers": ("keeps_predictions", "predicts_all"),
+    "told_evaluation_collects": ("evaluates",),
+    "told_generation": ("generates_beside",),
+    "told_cache_fills": ("grows",),
+    "told_fragmented": ("varies_in_length", "fragments"),
+    "told_offload": ("offloads_to_host",),
+    "one_device_holds_more": ("crowds_one_device",),
+    "ranks_load_to_one": ("resumes",),
+    "checkpoint_kept": ("resumes",),
+    "boxes_vary": ("detects",),
+    "recordings_vary": ("hears",),
+    "pinned_memory_used": ("pins",),
+    "pinned_under_wsl": ("pins",),
 }
 
 

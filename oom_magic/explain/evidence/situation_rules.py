@@ -284,7 +284,7 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.4, Evidence("told_loading"))
     if "evaluates" in told and _trains(clues):
         if "predicts_all" in told:
-            yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.65, Evidence("gathers_predictions"))
+            yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.65, Evidence("told_gathers"))
             yield Support(Cause.ACTIVATIONS, -0.5)
             return
         ran = "ran_before" in told  # an evaluation alike went well: its size is not what is new

@@ -172,7 +172,7 @@ def _gathering(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("grows_in_evaluation"))
         yield Support(Cause.ACTIVATIONS, -0.3)
     elif "keeps_predictions" in clues.run.told and "evaluates" in clues.run.told:
-        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.6, Evidence("gathers_predictions"))
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.6, Evidence("told_gathers"))
 
 
 def _code(clues: Clues) -> Iterator[Support]:

@@ -7,7 +7,7 @@ from oom_magic.explain.evidence.causes import Cause
 from oom_magic.explain.evidence.checks import SERVERS
 from oom_magic.explain.evidence.clues.programs import PROGRAMS, PROGRAMS_BY_KEY
 from oom_magic.explain.messages.failure import Failure
-from oom_magic.explain.remedies.from_text.kind_of_run import is_evaluation, trains
+from oom_magic.explain.remedies.from_text.kind_of_run import facts_of, is_evaluation, trains
 from oom_magic.explain.sentences.catalogue import translate
 
 _INFERENCE = frozenset(program.key for program in PROGRAMS if not program.trains)
@@ -74,4 +74,6 @@ def _infers(diagnosis: Diagnosis) -> bool:
         return False  # its rehearsal trained
     if any(one.values.get("category_key") == "category_activation" for one in diagnosis.evidence):
         return False  # autograd kept it for a backward
-    return diagnosis.program in _INFERENCE or is_evaluation(diagnosis) or not trains(diagnosis)
+    if diagnosis.program in _INFERENCE or is_evaluation(diagnosis) or not trains(diagnosis):
+        return True
+    return "may_evaluate" in facts_of(diagnosis, is_text=True)

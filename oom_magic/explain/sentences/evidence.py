@@ -60,7 +60,6 @@ EVIDENCE: Sentences = {
     "program_pictures": "a program that generates images or videos",
     "program_server": "an inference server",
     "program_boosting": "gradient boosting of trees",
-    "program_seen": "This is {program} at work, not a training loop.",
     "stage_kv_cache": "{program} failed while it allocated the KV cache.",
     "stage_graphs": (
         "{program} failed while it captured CUDA graphs, which need memory in addition to weights and cache."
@@ -124,18 +123,11 @@ EVIDENCE: Sentences = {
         " model that fills it."
     ),
     # The run and its author's words.
-    "smaller_batch_helps": "The text says that a smaller batch helps.",
-    "larger_input_fails": "The text mentions large inputs; what is computed from them grows with them.",
-    "host_fills": "The text says that the computer's own memory (RAM) fills up, not the GPU's.",
-    "told_shared": "The text says that other programs use the device.",
-    "told_models_beside": "The text mentions other models that are loaded beside this one.",
     "check_models_beside": "Load it alone: if it then runs, the others had taken its memory.",
     "told_models_in_turn": (
-        "The text trains one model after the other: TensorFlow keeps the memory of earlier ones until their graphs are"
-        " cleared or the process ends."
+        "TensorFlow keeps the memory of earlier models until their graphs are cleared or the process ends."
     ),
-    "told_metrics": "The text is about metrics: one that is updated in each step and never reset keeps all its data.",
-    "told_pieces": "The text says that the free memory is fragmented.",
+    "told_metrics": "A metric that is updated in each step and never reset keeps all its data.",
     "told_fragmented": "Sizes that change from step to step leave gaps in the cache.",
     "late_steps": Plural(
         "It had run {count} step before: a single step fits.",
@@ -150,40 +142,30 @@ EVIDENCE: Sentences = {
     "rows_are_tokens": "{rows} rows are the tokens of a batch: {batch} x {length}.",
     "first_steps_fail": "It failed at step {count}: a single step does not fit.",
     "index_error_beside": (
-        "The text mentions an index or label out of range: on the GPU that can look like this, and using less"
-        " memory will not fix it."
+        "An index or label out of range can look like this on the GPU; using less memory will not fix it."
     ),
-    "training_told": "The text is about training.",
     "checkpoint_to_gpu": "torch.load() puts a checkpoint back on the GPU from which it was saved, beside the model.",
     "one_device_holds_more": (
-        "One GPU holds more than the others: nn.DataParallel gathers all outputs there, and processes of a job that"
-        " do not choose their device put a context and what they load there."
+        "nn.DataParallel gathers all outputs on one GPU, and processes of a job that do not choose their device"
+        " put a context and what they load there."
     ),
     "ranks_load_to_one": (
-        "Every process puts its context and what it loads on the same GPU, unless torch.cuda.set_device and"
-        " map_location say otherwise."
+        "torch.load() puts a checkpoint back where it was saved, for every process, unless map_location says otherwise."
     ),
-    "checkpoint_kept": (
-        "It fails only after resuming: the loaded checkpoint (including optimizer state) is still held beside the"
-        " model."
-    ),
+    "checkpoint_kept": "What is loaded to resume (weights, optimizer state) comes beside the model.",
     "pinned_under_wsl": (
-        "Pinned memory under WSL: only a small part of the RAM can be pinned there, and a failure says 'CUDA"
-        " error: out of memory' even with the GPU half empty."
+        "Under WSL only a small part of the RAM can be pinned, and a failure to pin says 'CUDA error: out of"
+        " memory' even with the GPU half empty."
     ),
     "pinned_memory_used": ("Pinned memory comes from host memory (RAM), yet its failure is reported as a CUDA error."),
     "wsl_pins_little": (
         "Under WSL, a CUDA error about memory is often about pinned host memory, of which only little is available."
     ),
     "code_collects_outputs": "What every step returns is kept until the end of the epoch, for this hook: {line}",
-    "told_page_file": (
-        "The size of the page file is what counts: RAM fills up, and Windows counts each reservation against it."
-    ),
-    "told_shutdown": (
-        "The whole computer crashes: a full GPU does not cause that, but full RAM or the power supply can."
-    ),
+    "told_page_file": "Windows counts each reservation against RAM and page file together.",
+    "told_shutdown": "A full GPU does not crash a computer; full RAM or the power supply can.",
     "grows_in_evaluation": (
-        "Memory grows during evaluation: results stay on the GPU until its end, or the graph of each batch does."
+        "What grows in an evaluation: results that stay on the GPU until its end, or the graph of each batch."
     ),
     "offloaded_pinned": (
         "{program} keeps a part of the weights in pinned (page-locked) RAM, and the message lacks PyTorch's"
@@ -194,78 +176,44 @@ EVIDENCE: Sentences = {
         "The cache is allocated for {count} requests at once, each of {length} tokens: as many times the memory"
         " of one context."
     ),
-    "told_frees_at_end": (
-        "Memory is released when the process ends: until then it is held, in this notebook or in another."
-    ),
     "device_is_open": "The list shows processes that have the device open.",
     "optimizer_set_up": "It failed while the optimizer was set up: its 32-bit states are allocated there.",
     "pool_is_full": "The message names a memory pool that has reached its maximum size.",
-    "told_new_only": (
-        "Memory rises with new inputs, not with those seen before: PyTorch's cache keeps what each new size has needed,"
-        " up to the largest."
-    ),
-    "told_unpinned": "The text says that it runs without pinned (page-locked) RAM: what ran out is that, not the GPU.",
-    "told_scores_all": (
-        "The text is about likelihoods of whole texts: logits for every position and the whole vocabulary are"
-        " computed at once."
-    ),
+    "told_new_only": "PyTorch's cache keeps what each new size has needed, up to the largest.",
+    "told_unpinned": "Pinned (page-locked) memory is the computer's RAM, not the GPU's.",
+    "told_scores_all": "Likelihoods of whole texts take logits for every position and the whole vocabulary.",
     "check_growth_by_tool": "Watch {tool} over many uses: the memory held after each must not increase.",
-    "told_killed": (
-        "The text says that the process was killed, or that it died without a message: running out of RAM looks"
-        " like that."
-    ),
     "told_offload": "Offloading to the CPU keeps parameters or optimizer state in RAM.",
     "request_above_any_device": (
         "{requested_bytes} are more than any GPU has: a size is wrong, or something is computed for all pairs"
         " (attention without a fused kernel, distances)."
     ),
     "array_above_card": "The pasted code creates an array of {array_bytes}, more than the device has room for.",
-    "input_named": "The text mentions a large input ({what}); what is computed from it grows with it.",
+    "input_named": "The text: “{what}”. What is computed from an input grows with it.",
     "gaussians_are_parameters": (
         "Each Gaussian is a set of parameters with gradients and optimizer state; their number grows during training."
     ),
     "dense_pairs": "An entry for every pair (a dense matrix) grows with the square of the number of nodes or samples.",
-    "told_whole": "The whole graph, image or data set goes through the model at once.",
-    "smaller_input_works": "The text says that smaller inputs work.",
     "weights_above_ram": (
         "The model in the text takes {weights_bytes} for its weights; the computer has {ram_bytes} of RAM to load it"
         " into."
     ),
-    "told_no_share": "It also failed without preallocated memory.",
-    "told_full_at_any_size": (
-        "The text says that memory is full whatever the batch size: a program that reserves its share at the"
-        " start looks like that."
-    ),
-    "told_no_grad": "The text mentions torch.no_grad(): without it, inference keeps what a backward pass would need.",
-    "told_embeddings": (
-        "The text is about embeddings of many items: their table is part of the weights, and Adam takes three"
-        " more copies of it."
-    ),
-    "told_generation": (
-        "Beside the training, a server (vLLM) generates: it reserves its share of a device when it starts."
-    ),
-    "told_share": "The text is about the share of the device that a program reserves.",
+    "told_full_at_any_size": "A program that reserves its share at the start fills the device at any batch size.",
+    "told_no_grad": "Without torch.no_grad(), inference keeps what a backward pass would need.",
+    "told_embeddings": "A table of embeddings is part of the weights, and Adam takes three more copies of it.",
+    "told_generation": "A server that generates beside the training reserves its share of a device when it starts.",
     "weights_fill_card": ("The model in the text takes {weights_bytes} for its weights; the card has {total_bytes}."),
     "trained_fill_card": (
         "{count} parameters are trained: with gradients and Adam's state, all in 32 bits, they take {state_bytes}; the"
         " card has {total_bytes}."
     ),
-    "told_smaller_model": "The text says that a smaller model works: what does not fit grows with the model.",
     "adam_fills_card": (
         "Weights of {weights_bytes} need about eight times as much when all of them are trained with Adam; the"
         " card has {total_bytes}."
     ),
-    "told_saving": (
-        "The text mentions saving: a state dict that is gathered, merged or converted is one more copy of the weights."
-    ),
-    "told_loading": "The text says that it fails while a model is loaded.",
-    "told_evaluation": "It fails in evaluation, whose inputs or batches may be larger than those of training.",
+    "told_saving": "A state dict that is gathered, merged or converted is one more copy of the weights.",
+    "told_evaluation": "The inputs or batches of an evaluation may be larger than those of training.",
     "told_evaluation_collects": "Evaluations often collect their results until their end.",
-    "told_repeated": (
-        "The text says that memory is not released, or that a later use fails where an earlier one ran: something is"
-        " kept between them."
-    ),
-    "replay_buffer": "The text mentions a replay buffer or reinforcement learning, where past steps are kept.",
     "no_context": (
         "It failed when the process first accessed the device, before it had allocated anything: the device was"
         " already full."
@@ -274,19 +222,9 @@ EVIDENCE: Sentences = {
         "It failed while a model was moved to the device, without the sizes that PyTorch's allocator prints: the"
         " driver had no memory for the process itself."
     ),
-    "told_files": "The text mentions reading or writing data files, and no GPU.",
-    "told_files_beside": "The text mentions reading or writing data files.",
-    "told_left_over": "The text mentions memory that stays in use after a run has ended or crashed.",
-    "told_room_at_start": (
-        "There was room at the start, so a step fits: what fills the memory later is kept from step to step."
-    ),
-    "told_late": "It failed only after a while.",
     "large_request": (
         "{requested_bytes} in one piece: few layers have weights so large; it is rather the result of an operation."
     ),
-    "tiny_run": "One small image at a time takes little of a card: something else must fill it.",
-    "told_batch_of_one": "Even a batch of 1 does not fit.",
-    "inference_told": "The text is about inference, not about training.",
     "buffer_statistics": (
         "XLA counts {computed_bytes} of results and temporaries in addition to {parameter_bytes} of parameters."
     ),
@@ -294,80 +232,47 @@ EVIDENCE: Sentences = {
         "XLA's program has no parameters and computes {computed_bytes}: it creates values, as the initialization of"
         " weights does, and no batch changes that."
     ),
-    "told_graph_kept": "The text mentions tensors kept with their graphs (sums of losses, no detach()).",
-    "smaller_share_helps": "The text says that a smaller share of the device helps.",
-    "told_at_optimizer": "The text says that it fails where the optimizer makes its state, or steps.",
-    "told_offload_helps": "The text says that it runs with offloading: what is kept for the parameters did not fit.",
+    "told_graph_kept": "A loss or output that is kept without detach() keeps its whole graph.",
     "pool_in_use": "The program itself held {held_bytes} of the {limit_bytes} that it may take.",
-    "computing_told": "Nothing in the text points clearly to one cause; what the run computes is the most likely.",
     "program_is_small": "The program itself needs only {computed_bytes}: the device, or its share, was already full.",
     "paddle_share": "The message says that Paddle may take {percent} % of the device.",
-    "told_spills": "The text says that the card is full and the rest goes to the computer's memory.",
     "program_size": "XLA counts {needed_bytes} for the whole program; a core of the device has {total_bytes}.",
     "stuck_unreleasable": (
         "PyTorch released what it could before it failed, and {stuck_bytes} of its cache stayed: pieces between"
         " tensors in use. So even {requested_bytes} could not be allocated."
     ),
-    "told_collects": "The text says that the results of every step are collected.",
     "device_seen_full": "The pasted nvidia-smi output shows a GPU that is full ({used}) beside one that is free.",
     "code_stores_tensors": "The pasted loop writes results with their graphs into a tensor: {line}",
-    "told_loads_data": "The text says that the whole data set is loaded at once.",
-    "told_without": "The text says that it runs without this.",
-    "told_contrast": "The text says which size runs and which does not.",
-    "told_ran_before": "The text says that the same run worked before: something else may hold memory now.",
-    "told_ram_only": "The text mentions RAM and no GPU.",
     "told_conversation": (
         "Every turn of a conversation goes through the model again with all turns before it: the KV cache grows"
         " with them."
     ),
-    "told_cache_fills": (
-        "The KV cache fills the share that was reserved for it: because of long and many requests, not a leak."
-    ),
-    "told_adam": "The text compares optimizers: Adam keeps two more values for every parameter, plain SGD none.",
-    "smaller_input_no_help": (
-        "The text says that smaller inputs do not help: what fills the device does not grow with them."
-    ),
+    "told_cache_fills": "A KV cache fills the share that was reserved for it as requests come, which is no leak.",
+    "told_adam": "Adam keeps two more values for every parameter, plain SGD none.",
     "small_card": (
         "The device has only {total_bytes}: weights and its driver's context leave little of that for anything else."
     ),
-    "larger_batch_fails": "The text says that it fails when more data goes through at once.",
     "weights_logged": "The log says that the weights take {weights_bytes} of the {total_bytes}.",
     "weights_named": "The model in the text has about {weights_bytes} of weights: most cards do not hold more.",
-    "told_workers": "The text is about DataLoader workers: each is a process of its own, which uses RAM.",
+    "told_workers": "Each DataLoader worker is a process of its own, which uses RAM.",
     "library_beside_share": (
         "TensorFlow takes nearly the whole device at its start; cuDNN and cuBLAS then find too little memory"
         " beside that share."
     ),
-    "told_merging": "The text is about merging: the whole model is loaded in full precision for that.",
-    "told_given": (
-        "The memory assigned to a job, pod or container is host memory (RAM); GPU memory is not divided like that."
-    ),
-    "told_host_library": "The text names libraries that compute in host memory (RAM) unless told to use a GPU.",
-    "told_no_device": "The text names no GPU and nothing that uses one: such programs use host memory (RAM).",
+    "told_merging": "Merging takes the whole model, not only what was trained.",
+    "told_given": "The memory assigned to a job, pod or container is RAM; GPU memory is not divided like that.",
     "start_refused": (
         "TensorFlow was refused its share of the device at its start, before it had allocated anything: the"
         " device was in use, or the share is too large."
     ),
-    "told_rises_once": (
-        "Memory rose once, after the first step: the optimizer creates its state there, and gradients stay from"
-        " then on."
-    ),
-    "told_rises_to_a_level": (
-        "Memory rose to a level: where batches differ in size, PyTorch's cache keeps what the largest one needed."
-    ),
+    "told_rises_once": "The optimizer creates its state after the first step, and gradients stay from then on.",
+    "told_rises_to_a_level": "Where batches differ in size, PyTorch's cache keeps what the largest one needed.",
     "program_reserves": "{program} takes its share of the device when it starts, whatever the model needs of it.",
     "boxes_vary": (
         "A detector compares every box in an image with every anchor: images with many boxes take more memory."
     ),
-    "recordings_vary": (
-        "Recordings differ in length, and PyTorch keeps what the longest so far has needed: memory use rises with"
-        " each longer one."
-    ),
+    "recordings_vary": "Where recordings differ in length, PyTorch keeps what the longest so far has needed.",
     "node_of_optimizer": "The node that requested {sizes} belongs to the optimizer.",
-    "precedents": (
-        "Nothing in it points clearly to one cause; in public reports with similar words this one was the most"
-        " frequent."
-    ),
     # The one check that would settle a cause.
     "check_fragmentation": (
         "print(torch.{device}.memory_summary()) just before the failure: reserved far above allocated, much of it"
@@ -377,16 +282,13 @@ EVIDENCE: Sentences = {
     "check_request_alone_too_big": (
         "Print the shapes on the failing line; their product times the element size is what was requested."
     ),
-    "check_weights_too_big": (
-        "Count parameters times bytes each: sum(p.numel() * p.element_size() for p in model.parameters())."
+    "check_weights_too_big": "Compare the size of the weights with the device's memory.",
+    "check_activations": (
+        "Try it with less at once (fewer, shorter or smaller inputs): if it then runs, that was the cause."
     ),
-    "check_weights_too_big_inference": "Compare the size of the weights with the device's memory.",
-    "check_activations": "Halve the batch: if memory nearly halves, it is activations.",
-    "check_activations_inference": "Give it half as much at once: if it then runs, that was the cause.",
-    "check_activations_size": (
-        "Make the inputs half as large: if it then runs, that was the cause; if not, something fills the device that"
-        " does not grow with them."
-    ),
+    "check_activations_training": "Halve the batch: if memory nearly halves, it is activations.",
+    "check_activations_size": "Try it with shorter or smaller inputs: if it then runs, that was the cause.",
+    "check_activations_batch": "Try it with fewer inputs at once: if it then runs, that was the cause.",
     "check_gaussians": "Watch the number of Gaussians: if memory grows with it, it is that; else it is the images.",
     "check_activations_trial": (
         "Start it with a much smaller --max-num-seqs and --max-num-batched-tokens: if it gets through, the size"
@@ -394,7 +296,7 @@ EVIDENCE: Sentences = {
     ),
     "check_logits_or_loss": "Compare the request with batch x length x vocabulary x 4 bytes.",
     "check_attention_scores": "Compare the request with batch x heads x length x length x element size.",
-    "check_optimizer_state": "See whether the first optimizer.step() fails, and whether plain SGD gets through it.",
+    "check_optimizer_state": "See whether it fails at the optimizer's first step, where its state is created.",
     "check_leak_or_retained_reference": "Print {call} after each step or request: it must not increase.",
     "check_memory_fraction_limit": "Check which share this process was given, and how much it holds.",
     "check_memory_fraction_limit_inference": (

@@ -24,7 +24,7 @@ PAGE_CATALOGUE: Sentences = {
     "why_usual": "Most often in such reports: {cause}",
     "heading_possible": "What else it may be, and how to check",
     "heading_confirm": "How to confirm it",
-    "evidence_quoted": "{statement} (“{quote}”).",
+    "evidence_quoted": "The text: “{quote}”.",
     "possible_first": "To confirm: {check}",
     "possible_also": "{cause} ({confidence}) To check: {check}",
     "line_best": "What to change: {text}",

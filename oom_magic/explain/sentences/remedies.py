@@ -246,7 +246,6 @@ REMEDIES: Sentences = {
     "remedy_jax_preallocate": (
         "JAX takes three quarters of the device when it starts: turn that off beside other programs."
     ),
-    "remedy_jax_remat": "Recompute in the backward pass what need not be kept (jax.checkpoint).",
     "remedy_smaller_batch_plain": "A smaller batch.",
     "remedy_tf_growth": "Let TensorFlow take memory as it needs it, not all of it at the start.",
     "remedy_rapids_chunks": "Read the data in parts (byte_range, usecols, dask_cudf) and with narrower types.",

@@ -46,6 +46,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r" function", r"\beval_(?:period|steps|interval)(?!\W{1,3}\d)",
         r"验证(?:阶段|时|集)|评估时|测试(?:阶段|时)",
     ),
+    "names_evaluation": said_as(r"\bvalidat\w+|\beval(?:uat\w+)?\b|\btest(?:ing| set| data| phase)\b|验证|评估|测试"),
     "sees_pictures": said_as(
         r"pixel_values|multi-?modal|\bmm[-_]|\b(?:vision|images?|pictures?|videos?)\b|[-_]vl\b|llava|mllama",
     ),

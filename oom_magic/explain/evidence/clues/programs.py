@@ -307,7 +307,7 @@ PROGRAMS: tuple[Program, ...] = (
             r"\b[Jj]ax(?:lib)?\b|XlaRuntimeError|XLA_PYTHON|RESOURCE_EXHAUSTED|xla/python|external/xla/"
             r"|XLA Label|BufferAssignment|Failed to launch CUDA kernel: fusion"
         ),
-        (), trains=True, remedies=("jax_init", "smaller_batch_plain", "smaller_input", "jax_remat", "jax_preallocate"),
+        (), trains=True, remedies=("jax_init", "smaller_batch_plain", "smaller_input", "jax_preallocate"),
     ),
     Program(
         "tensorflow", "TensorFlow",

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 from oom_magic.explain.evidence.causes import INPUT_CAUSES, Cause, Confidence
 from oom_magic.explain.evidence.checks import SERVERS
-from oom_magic.explain.remedies.from_text.kind_of_run import CUDA_IN_CODE, facts_of, names_tokens, trains
+from oom_magic.explain.remedies.from_text.kind_of_run import (
+    CUDA_IN_CODE,
+    facts_of,
+    names_tokens,
+    trains,
+    trains_in_pytorch,
+)
 from oom_magic.explain.remedies.from_text.needs import founded
 from oom_magic.explain.remedies.from_text.program_settings import is_limited
 
@@ -30,8 +36,7 @@ _UNSPECIFIC = {
 }  # fmt: skip
 # Settings that any training may have off, in one sentence.
 _OF_ANY_TRAINING = ("half_setting", "checkpointing_setting")
-_MOST = 3
-_MOST_IF_OPEN = 2
+_MOST = 2
 _SURE = (Confidence.CERTAIN, Confidence.LIKELY)
 _OF_ITS_OWN = {"learns", "trains", "infers", "in_container"}  # what fills RAM there is not only what is read
 _ON_A_MAC = {"raise_limit": "mps_watermark", "webui_attention": "webui_attention_mac"}
@@ -47,6 +52,8 @@ def applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) ->
         keys = ("data_on_host", "smaller_items") if of_pictures else ("fewer_gaussians", "data_on_host")
     elif "of_graphs" in facts and diagnosis.cause in INPUT_CAUSES:
         keys = tuple("smaller_graph" if key == "smaller_input" else key for key in keys)
+    if "may_evaluate" in facts and diagnosis.cause in INPUT_CAUSES:
+        keys = tuple("smaller_input" if key == "smaller_batch_any" else key for key in keys)
     if "smaller_image" in keys:
         keys = tuple(key for key in keys if key != "smaller_input")
     if diagnosis.backend == "mps":
@@ -62,19 +69,19 @@ def applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) ->
 def told_shortly(keys: tuple[str, ...], diagnosis: Diagnosis) -> tuple[str, ...]:
     """The few remedies that are worth telling without a price: what is unspecific only where nothing else is left.
 
-    All but the first of a program's settings need a cause that is likely, or that the text names them or their stage.
+    All but the first need a cause that is likely or a training in PyTorch; a program's settings, or that the text names
+    them or their stage.
     """
     together = [key for key in keys if key in _OF_ANY_TRAINING]
     if len(together) > 1:
         keys = tuple("training_settings" if key == together[0] else key for key in keys if key != together[1])
-    specific = tuple(key for key in keys if key not in _UNSPECIFIC)
+    compares_sizes = any(one.key == "told_contrast" for one in diagnosis.evidence)
+    specific = keys[:1] if compares_sizes else tuple(key for key in keys if key not in _UNSPECIFIC)
     if not specific:
         return keys[:1]
-    if diagnosis.confidence in _SURE:
+    if diagnosis.confidence in _SURE or trains_in_pytorch(diagnosis, facts_of(diagnosis, is_text=True)):
         return specific[:_MOST]
-    if not diagnosis.program:
-        return specific[:_MOST_IF_OPEN]
-    return (specific[0], *(key for key in specific[1:] if _is_spoken_of(key, diagnosis)))[:_MOST]
+    return (specific[0], *(key for key in specific[1:] if diagnosis.program and _is_spoken_of(key, diagnosis)))[:_MOST]
 
 
 def _is_spoken_of(key: str, diagnosis: Diagnosis) -> bool:

@@ -52,6 +52,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "replay_buffer": ("smaller_buffer",),
     "grows_in_evaluation": ("no_grad", "collect_on_host", "gather_on_host"),
     "gathers_predictions": ("gather_on_host", "smaller_evaluation_any"),
+    "told_gathers": ("gather_on_host", "smaller_evaluation_any"),
     "code_carries_state": ("detach_state", "no_grad"),
     "told_graph_kept": ("detach",),
     "told_no_grad": ("no_grad", "smaller_input"),
@@ -198,7 +199,6 @@ _ACTS_ON: Mapping[str, tuple[Cause, ...]] = {
     "ort_arena": (Cause.ACTIVATIONS, Cause.LEAK_OR_RETAINED_REFERENCE, Cause.FRAGMENTATION),
     "trt_shapes": _INPUTS,
     "trt_workspace": _INPUTS,
-    "jax_remat": (Cause.ACTIVATIONS,),
     "jax_init": (Cause.WEIGHTS_TOO_BIG,),
     "smaller_batch_plain": (*_INPUTS, *_OUTSIDE),
     "jax_preallocate": _OF_SHARES,
@@ -413,6 +413,8 @@ def _against(diagnosis: Diagnosis, *, is_text: bool) -> tuple[str, ...]:
     failure = diagnosis.main_failure
     if failure is not None and (failure.requested_bytes or 0) >= _HUGE_BYTES:
         return ("find_tensor", *keys)
+    if any(one.key == "told_contrast" for one in diagnosis.evidence):
+        return ("smaller_input", *keys)  # of which size it is, is said
     if not any(one.key in _LARGE_INPUT for one in diagnosis.evidence):
         return keys
     is_sequence = names_tokens(diagnosis) and "sees_pictures" not in diagnosis.told

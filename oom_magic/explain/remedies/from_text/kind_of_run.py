@@ -26,6 +26,7 @@ _STYLES = {"transformers Trainer": "trainer", "accelerate": "accelerate", "deeps
 _HOSTED = {"Kaggle", "Colab"}
 _LARGEST_SHARE = 0.95  # of a server's; the rest is the driver's and the context's
 _MAY_KEEP_GRAPHS = {"evaluates", "infers", "lacks_no_grad", "keeps_predictions"}
+_EVALUATING = {"names_evaluation", "evaluates", "infers", "in_evaluation"}
 _WITHOUT_NO_GRAD = {"code_infers_with_gradients", "told_no_grad"}
 _OF_THE_RUN = ("has_", "tried_")  # what it has, and what was tried in vain
 _OF_WEIGHTS = ("loading", "saving", "optimizer_step")  # where no input is computed
@@ -44,6 +45,13 @@ def trains(diagnosis: Diagnosis) -> bool:
     told = diagnosis.told - {"training_fits"} if "infers" in diagnosis.told else diagnosis.told  # it came before
     is_told = bool(_TOLD_OF_TRAINING & told or diagnosis.setup_phrases)
     return is_told or in_step or is_trainer
+
+
+def trains_in_pytorch(diagnosis: Diagnosis, facts: frozenset[str]) -> bool:
+    """Whether inputs filled the device in a training, and the message has the numbers of PyTorch's allocator."""
+    failure = diagnosis.main_failure
+    is_training = trains(diagnosis) and "may_evaluate" not in facts and diagnosis.cause in INPUT_CAUSES
+    return is_training and failure is not None and failure.pytorch_bytes is not None
 
 
 def is_evaluation(diagnosis: Diagnosis) -> bool:
@@ -122,6 +130,7 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
         "creates_weights": "program_without_inputs" in evidence,
         "of_weights": diagnosis.phase in _OF_WEIGHTS,
         "latents_by_lora": {"of_latents", "names_lora"} <= told and "trains_whole" not in told,
+        "may_evaluate": is_text and _EVALUATING & told and diagnosis.phase not in ("backward", "optimizer_step"),
         "weights_in_half": "weights_fill_card" in evidence and "names_float32" not in told,  # they are counted so
     }
     return frozenset(found | {name for name, is_so in may_be.items() if is_so})

@@ -50,7 +50,6 @@ _CODE: Mapping[str, tuple[str, str]] = {
             "python",
     ),
     "jax_preallocate": ("export XLA_PYTHON_CLIENT_PREALLOCATE=false", "bash"),
-    "jax_remat": ("loss_fn = jax.checkpoint(loss_fn)", "python"),
     "tf_growth": ("export TF_FORCE_GPU_ALLOW_GROWTH=true", "bash"),
     "state_on_host": (
         "options = StateDictOptions(full_state_dict=True, cpu_offload=True)\n"

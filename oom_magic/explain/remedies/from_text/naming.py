@@ -22,6 +22,7 @@ from oom_magic.explain.remedies.from_text.kind_of_run import (
     shows_transformers,
     style_of,
     trains,
+    trains_in_pytorch,
 )
 from oom_magic.explain.remedies.from_text.lines import OF_SETTINGS, code_of, setting_of
 from oom_magic.explain.remedies.from_text.needs import may_show_code
@@ -47,9 +48,9 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
 }
 _IN_HALF = ("mixed_precision", "half_setting", "training_settings", "half_weights", "half_weights_if")
 _OF_PICTURES = {"makes_pictures", "diffuses", "of_no_tokens", "of_latents"}
-_USUAL = {"program_seen", "precedents", "computing_told", "inference_told", "no_message"}
 # Programs whose settings bound what they keep for requests, whatever filled the rest.
 _WITH_CACHE = (*SERVERS, "exllama", "lmdeploy", "llama_cpp", "ollama")
+_CHECKS = ("check_processes",)
 _SETTINGS_ONLY = {"trains_by_settings", "shows_settings"}
 _OF_PICTURES_MADE = {"makes_pictures", "diffuses"}
 # What others hold, or what a run keeps by mistake: no change to the run itself saves it.
@@ -74,9 +75,10 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
     elsewhere = text_remedies(diagnosis) if diagnosis.growth is None else None
     is_program = elsewhere is not None and bool(diagnosis.program)
     is_text = reason is _NO_RUN
-    if is_text and _is_guess(diagnosis) and not printed_by_message(diagnosis):
-        return ()  # the check comes first, and what it finds decides
+    facts = facts_of(diagnosis, is_text=is_text)
     keys = elsewhere if is_program and elsewhere is not None else remedies_of_run(diagnosis, elsewhere, is_text=is_text)
+    if is_text and diagnosis.confidence is Confidence.OPEN and not _may_be_advised(diagnosis, facts):
+        keys = tuple(key for key in keys if key in _CHECKS)  # what they find decides
     printed = tuple(applicable(diagnosis, printed_by_message(diagnosis), is_text=is_text))
     keys = tuple(dict.fromkeys(applicable(diagnosis, keys, is_text=is_text)))
     if is_text and not diagnosis.story.proposals:  # a guide names many, and each is judged
@@ -90,14 +92,15 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
     elif is_text:
         style = "generic" if style == "plain" and not shows_transformers(diagnosis) else style
         reason = _way_to_prices(diagnosis)
-    facts = facts_of(diagnosis, is_text=is_text)
     return tuple(_named(key, cost, diagnosis, style, reason, facts) for cost, key in enumerate(keys))
 
 
-def _is_guess(diagnosis: Diagnosis) -> bool:
-    """Whether nothing but what is usual of such programs, or of such texts, speaks for the cause."""
-    is_open = diagnosis.confidence is Confidence.OPEN and diagnosis.program not in _WITH_CACHE
-    return is_open and all(one.key in _USUAL for one in diagnosis.evidence)
+def _may_be_advised(diagnosis: Diagnosis, facts: frozenset[str]) -> bool:
+    """Whether the usual changes are right though the cause is open: the message's, a guide's, a server's limits, and
+    those of a training in PyTorch, whose allocator printed the message."""
+    if printed_by_message(diagnosis) or diagnosis.story.proposals or diagnosis.program in _WITH_CACHE:
+        return True
+    return trains_in_pytorch(diagnosis, facts)
 
 
 def _way_to_prices(diagnosis: Diagnosis) -> Evidence:

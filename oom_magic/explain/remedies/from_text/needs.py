@@ -49,7 +49,7 @@ NEEDS: Mapping[str, Needs] = {
     "shorter_sequences_any": _row(absent="tried_length"),
     "smaller_evaluation_any": _row(absent="batch_of_one has_batch_of_one evaluates_one tried_batch"),
     "mixed_precision": _row(_OWN, absent="has_half tried_half", code=_OWN, instead="half_setting"),
-    "half_setting": _row(_SHOWS_A_LOOP, absent="has_half tried_half by_boosting of_graphs splats"),
+    "half_setting": _row(_SHOWS_A_LOOP, absent="has_half tried_half by_boosting of_graphs splats may_evaluate"),
     "half_weights": _row(
         f"{_OWN} names_float32",
         absent="has_half weights_in_half tried_half",
@@ -62,7 +62,7 @@ NEEDS: Mapping[str, Needs] = {
     ),
     "checkpointing_setting": _row(
         _SHOWS_A_LOOP,
-        absent="has_checkpointing tried_checkpointing lacks_checkpointing by_boosting of_graphs splats",
+        absent="has_checkpointing tried_checkpointing lacks_checkpointing by_boosting of_graphs splats may_evaluate",
     ),
     "sdpa": _row(absent="has_flash tried_attention of_weights", code="own_loop trainer"),
     "chunked_loss": _row(absent="of_weights", code="own_loop trainer"),
@@ -148,7 +148,6 @@ NEEDS: Mapping[str, Needs] = {
     "trt_workspace": _row(absent="has_workspace"),
     "mps_watermark": _row(absent="tried_watermark"),
     "jax_init": _row("creates_weights"),
-    "jax_remat": _row("attends", code="calls_jax"),
     "jax_preallocate": _row(absent="full_of_its_own"),
     "tf_own_process": _row("repeats_models repeated_use"),
     "tf_call": _row("repeats_models repeated_use"),
