@@ -151,10 +151,6 @@ def test_what_is_set_already_is_not_proposed_against_fragmentation(before, first
         (render("hip", Numbers(free=99 * GIB))[0], "fact_free_above_capacity"),
         (f"I use gradient accumulation.\n{MESSAGE}", "fact_accumulation"),
         (f"batch 32, 梯度累积 4 步\n{MESSAGE}", "fact_accumulation"),
-        (
-            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU \n",
-            "fact_device_zero",
-        ),
     ],
 )
 def test_facts_about_the_numbers(text, key):

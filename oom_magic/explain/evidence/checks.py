@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from oom_magic.explain.evidence.causes import Cause, Evidence
 from oom_magic.explain.evidence.clues.traceback import Clues
 from oom_magic.explain.messages.failure import Failure
@@ -9,6 +11,7 @@ from oom_magic.explain.messages.failure import Failure
 SERVERS = ("vllm", "sglang", "server")  # they take a share of the device and fill it
 _BATCH_IS_NOT_IT = {"batch_of_one", "has_batch_of_one", "tried_batch"}
 _SIZE_IS_NOT_IT = {"tried_size", "tried_length"}
+_FORMATS_OF_PYTORCH = ("cuda_", "short", "class_only", "mps", "hip", "xpu", "npu", "dataloader", "cpu_allocator")
 _OF_RAM = {"speaks_of_ram", "host_fills", "workers"}
 # The check for less at once, by whether the batch and the size of the inputs are out of the question.
 _WHAT_IS_LEFT = {(False, False): "", (True, False): "_size", (False, True): "_batch", (True, True): None}
@@ -56,6 +59,14 @@ def device_name(backend: str | None) -> str:
     return backend if backend in ("mps", "xpu", "npu", "hpu", "musa", "mlu") else "cuda"
 
 
+def shows_pytorch(failure: Failure | None, told: frozenset[str], frameworks: Collection[str]) -> bool:
+    """Whether the message, or the text around it, is PyTorch's."""
+    is_its_own = failure is not None and (
+        failure.pytorch_bytes is not None or failure.format.startswith(_FORMATS_OF_PYTORCH)
+    )
+    return is_its_own or "uses_torch" in told or bool(frameworks)
+
+
 def check_for(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
     """The one check that would settle a cause here."""
     backend = None if failure is None else failure.backend
@@ -67,7 +78,8 @@ def check_for(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
         return Evidence(f"check_{cause.value}", {"device": device_name(backend)})
     if cause is Cause.LEAK_OR_RETAINED_REFERENCE:
         runtime = "" if clues.program is None else clues.program.program.key
-        if runtime not in ("", "diffusers", *_COUNTERS):  # nobody prints there
+        is_torch = shows_pytorch(failure, clues.run.told, clues.frameworks)
+        if runtime not in ("", "diffusers", *_COUNTERS) or not (is_torch or runtime in _COUNTERS):  # nobody prints
             return Evidence("check_growth_by_tool", {"tool": device_tool(backend, clues.accelerator)})
         backend = runtime if runtime in _COUNTERS and backend != "cpu" else backend
         told = clues.run.told

@@ -40,8 +40,6 @@ RESTS_ON: Mapping[str, tuple[str, ...]] = {
     "told_evaluation": ("evaluates",),
     "told_repeated": ("repeated_use",),
     "replay_buffer": ("replays",),
-    "told_files": ("handles_files",),
-    "told_files_beside": ("handles_files",),
     "told_left_over": ("left_over",),
     "told_room_at_start": ("room_at_start",),
     "told_late": ("after_while",),

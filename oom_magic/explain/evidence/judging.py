@@ -12,6 +12,7 @@ from itertools import islice
 
 from oom_magic.explain.evidence.causes import (
     HOST_CAUSES,
+    INPUT_CAUSES,
     Cause,
     Confidence,
     Evidence,
@@ -72,6 +73,10 @@ _OF_THIS_RUN = 0.6  # what a text says of its own run counts more than what is u
 # Evidence that says how likely a cause is of runs in general, not of this one.
 _OF_ALL_RUNS = {"precedents", "computing_told", "inference_told", "own_tensors_fill", "program_seen"}
 _OF_ANY_TRAINING = frozenset({"training_told"})
+
+# What each step takes alike, and what shows that a later one took more.
+_OF_ANY_STEP = (*INPUT_CAUSES, Cause.WEIGHTS_TOO_BIG, Cause.OPTIMIZER_STATE)
+_OF_LATER_STEPS = {"larger_input_fails", "input_named", "told_contrast", "smaller_batch_helps", "told_conversation"}
 
 _FIXED: dict[str, tuple[Cause, Confidence]] = {
     "jax_launch": (Cause.MEMORY_FRACTION_LIMIT, Confidence.LIKELY),
@@ -165,6 +170,7 @@ def _judged(failure: Failure | None, text: str, clues: Clues) -> Judgement:
             likely = _by_precedent(failure, clues, shares)
             possible = _weighed([*supports, *likely], failure, clues, _LIKELY_FROM - 0.01)
         possible = _tempered(possible, shares)
+    possible = (*_as_late(possible, clues),)
     best = possible[0] if possible else None
     if best is None or best.degree < _NAMED_FROM:
         known = (Evidence("no_message"),) if failure is None else tuple(observations(failure))
@@ -243,6 +249,17 @@ def _tempered(possible: Sequence[PossibleCause], shares: Mapping[Cause, float]) 
         degree = min(one.degree, found[-1].degree) if found else one.degree
         found.append(replace(one, degree=degree, confidence=_confidence(degree, one.evidence)))
     return tuple(found)
+
+
+def _as_late(possible: Sequence[PossibleCause], clues: Clues) -> Iterator[PossibleCause]:
+    """The causes; one that the first steps would have shown is not likely where many went well."""
+    went_well = (clues.run.is_late or "after_while" in clues.run.told) and clues.phase not in ("evaluation", "saving")
+    for one in possible:
+        is_of_later = any(item.key in _OF_LATER_STEPS for item in one.evidence)
+        if went_well and one.cause in _OF_ANY_STEP and one.confidence is Confidence.LIKELY and not is_of_later:
+            yield replace(one, degree=_LIKELY_FROM - 0.01, confidence=Confidence.POSSIBLE)
+        else:
+            yield one
 
 
 def main_failure(failures: Sequence[Failure]) -> Failure | None:

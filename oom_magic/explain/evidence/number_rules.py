@@ -359,8 +359,6 @@ def _facts(failure: Failure) -> Iterator[Evidence]:
         yield Evidence("fact_own_pid", {"pid": own, "own_bytes": failure.own_process_bytes or 0})
     if any(size is None for _, size in failure.other_processes):
         yield Evidence("fact_process_size_unknown")
-    if failure.format == "cuda_v2.3_nul_cut":
-        yield Evidence("fact_device_zero")
     if failure.private_pool_bytes:
         yield Evidence("fact_private_pools", {"private_pool_bytes": failure.private_pool_bytes})
     if failure.format == "cuda_cached_0.4.1-1.3":

@@ -36,6 +36,7 @@ _OF_A_LOG = re.compile(r"\d\d:\d\d:\d\d|\d% ?[|\u2580-\u259f#]")
 _LARGE_WEIGHTS = 12 * GIB  # most cards hold no more
 
 
+_OF_PICTURES = {"of_latents", "diffuses", "makes_pictures"}
 # Programs that take most of a device at their start.
 RESERVING = ("vllm", "sglang", "server", "jax", "tensorflow", "paddle")
 # Clues that are enough for a judgement without a message.
@@ -86,6 +87,8 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
         return False
     if "left_over" in told and "host_fills" not in told:
         return False  # memory left by killed processes is the device's
+    if failure is None and _OF_PICTURES & told and not {"killed", "page_file", "loads_data"} & told:
+        return False  # who trains or runs such a model calls the card's memory RAM, too
     if (
         {"host_fills", "killed", "page_file"} & told
         or ("shuts_down" in told and failure is None)
@@ -123,7 +126,7 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "loads_data" in told:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("told_loads_data"))
     elif "handles_files" in told and failure is not None and not clues.frameworks:
-        yield Support(Cause.HOST_RAM, 0.45, Evidence(f"told_files{'_beside' if 'speaks_of_gpu' in told else ''}"))
+        yield Support(Cause.HOST_RAM, 0.45)
     elif "speaks_of_ram" in told and "speaks_of_gpu" not in told:
         yield Support(Cause.HOST_RAM, 0.45, Evidence("told_ram_only"))
     elif failure is not None and failure.format.startswith("told") and _names_no_device(failure, clues):

@@ -113,6 +113,10 @@ _SEQ_IN_TEXT = re.compile(
     r"\s{0,3}[=: ]\s{0,3}(\d{1,7})\b",
     re.I,
 )
+_MODEL_SETTING = re.compile(
+    r"(?<![\w-])(?:--)?(?:base_?)?model(?:[_-]?name)?(?:[_-]or[_-]path|[_-]path|[_-]id)?['\"]?"
+    r"(?:\s{0,2}[=:]\s{0,2}| )['\"]?([\w./-]*\d[\w./-]*)"
+)
 
 
 @dataclass(frozen=True)
@@ -193,7 +197,8 @@ def requested_window(failure: Failure) -> tuple[int, int] | None:
 def run_in_text(text: str, models: Mapping[str, Dims]) -> dict[str, int | str]:
     """What a text names of a run: ``model`` (a known one), ``batch`` and ``seq``."""
     head = text[:200_000]
-    lowered = head.lower()
+    settings = _MODEL_SETTING.findall(head)  # of several names, that of the model counts
+    lowered = "\n".join(settings or [head]).lower()
     named = max((name for name in models if _is_named(name.lower(), lowered)), key=len, default=None)
     run: dict[str, int | str] = {} if named is None else {"model": named}
     for name, pattern in (("batch", _BATCH_IN_TEXT), ("seq", _SEQ_IN_TEXT)):

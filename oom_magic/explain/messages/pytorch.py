@@ -29,7 +29,7 @@ _NAME = "|".join(_BACKENDS)
 _CLAUSE = re.compile(
     rf"(?P<head>(?:{_NAME})(?:backend)?outofmemory(?!:?killedprocess))"
     r"|(?P<block_limit>cannotallocatememoryblockwithsizelargerthan4gb)"
-    rf"|(?<!you)tr(?:ied|ies|ying)toallocate:?(?P<requested>{SIZE}|morethan1eb)(?!ofram)"
+    rf"|(?<!you)tr(?:ied|ies|ying)toallocate:?(?P<requested>{SIZE}|(?:morethan)?1eb)(?!ofram)"
     rf"|requestedsize:(?P<rejected>{SIZE})"
     rf"|allocationondevice(?P<async_device>\d{{0,3}})wouldexceed"
     rf"|gpu(?P<device>\d{{0,3}})[^a-z\d]{{0,3}}hasa(?=total)"
@@ -151,7 +151,7 @@ def _add_clause(draft: Draft, clause: str, match: re.Match[str]) -> None:
             draft.sizes["total_bytes"] = parse_size(match.group("old_capacity"))
     elif clause == "block_limit":
         draft.backend, draft.is_block_limited = "xpu", True
-    elif match.group().endswith("morethan1eb"):
+    elif match.group().endswith("1eb"):
         draft.is_refused_as_absurd = True
     else:
         draft.is_preempted = clause == "rejected"

@@ -109,7 +109,10 @@ _IN_LISTS = re.compile(r"\(GPU\?\)")  # of an environment (transformers-cli env)
 _A_QUESTION = re.compile(
     r"是因为|是不是|是否|难道|\b(?:is|was|could) (?:it|this|that) (?:be )?(?:because|due|caused|related)", re.I | re.A
 )
-_FORESEEN = re.compile(r"\b(?:will|would) (?:it|this|that|they|we|i)\b[^.?\n]{0,120}\?", re.I | re.A)
+_FORESEEN = re.compile(
+    r"\b(?:(?:will|would) (?:it|this|that|they|we|i)|when (?:do|does|will|would|can))\b[^.?\n]{0,120}\?",
+    re.I | re.A,
+)
 _END_OF_STATEMENT = re.compile(r"\.(?!\d)|[!?;。！？；\n]")
 _LONGEST_STATEMENT = 120
 _MOST_STATEMENTS = 4

@@ -302,7 +302,6 @@ CATALOGUE: Sentences = {
         "Gradient accumulation does not change the memory of a step: microbatches run one after the other, so"
         " only the size of one counts."
     ),
-    "fact_device_zero": "The text ends at the device's number, as PyTorch 2.3 does for device 0 only.",
     "fact_private_pools": (
         "{private_pool_bytes} counted as allocated are free, but only for the CUDA graph that owns them."
     ),

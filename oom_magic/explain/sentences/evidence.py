@@ -112,7 +112,7 @@ EVIDENCE: Sentences = {
         " runtime and TensorFlow are incompatible."
     ),
     "shape_of_kernel": "The array {sizes} is a layer's kernel, which a smaller batch does not change.",
-    "shape_of_batch": "The array {sizes} grows with its first dimension, the batch.",
+    "shape_of_batch": "The array {sizes} grows with what goes through at once.",
     "shape_of_one": "The array {sizes} is of one input: it grows with that input's size.",
     "shape_of_variable": "The array {sizes} is a variable of the model: its weights, or a table of its vocabulary.",
     "shape_of_matrix": (

@@ -106,7 +106,7 @@ REMEDIES: Sentences = {
     "remedy_fsdp_if_any": "With more than one GPU, shard the model over them (FSDP or ZeRO-3).",
     "remedy_detach_own": (
         "If your own code (a loss, a reward, a metric, a callback) keeps results of steps: keep numbers, not"
-        " tensors (loss.item(), .detach())."
+        " tensors (PyTorch: loss.item(), .detach())."
     ),
     "remedy_offload": "Keep part of the weights in RAM (device_map).",
     "remedy_close_processes_any": (
@@ -309,7 +309,7 @@ REMEDIES: Sentences = {
     "remedy_detach_state": "Detach the state from the graph of the previous iteration.",
     "remedy_no_retain_graph": ("Avoid retain_graph=True: sum the losses of one graph, or detach what is reused."),
     "remedy_map_location_cpu": (
-        "Load checkpoints to the CPU (map_location) and delete them once they are in the model."
+        "Load checkpoints to the CPU (PyTorch: map_location) and delete them once they are in the model."
     ),
     "remedy_relaxed_limits": "Allow blocks above 4 GiB (Level Zero).",
     "remedy_mps_watermark": (

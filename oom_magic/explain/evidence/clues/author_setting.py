@@ -269,6 +269,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "was_updated": said_as(r"\b(?:updat|upgrad|reinstall)\w*|升级|更新|업데이트|アップデート"),
     "of_one_scene": said_as(r"\bpoint[- ]?clouds?|\bnerfs?\b|\bvoxels?\b|\bmesh(?:es)?\b"),
     "by_boosting": said_as(r"\b(?:cat|xg)boost\w*|\blightgbm\b|\bgradient[- ]boost\w*"),
+    "by_whisper": said_as(r"whisper[._-]?cpp|\bwhisper_(?:init|model)_"),
     "generates_tokens": said_as(r"\btok(?:en)?s?/s(?:ec)?\b|tokens? per second"),
     "workers": said_as(
         r"num_workers", r"\bwith (?:only )?\d{1,3} workers\b",

@@ -11,7 +11,7 @@ from oom_magic.explain.evidence.clues.tried import tried_in
 
 _BAR = re.compile(r"(\d{1,3})%\|[^|\n]{0,200}\|\s{0,3}(\d{1,9})/(\d{1,9})")
 _DONE = re.compile(
-    r"(?:after|at|until|经过|训练到|跑到|第)\s?(?:about|around|approximately|executing|only)?\s?~?(?:\d{1,6}\s?[-~–]\s?)?(\d[\d,]{0,8}\s?[kKwW万]?)\s?"
+    r"(?:after|at|until|till|经过|训练到|跑到|第)\s?(?:about|around|approximately|executing|only)?\s?~?(?:\d{1,6}\s?[-~–]\s?)?(\d[\d,]{0,8}\s?[kKwW万]?)\s?"
     r"(?:th |st |nd |rd )?(?:training |successful )?(?:steps?|iterations?|iters?|batches|步|次迭代|个?batch|iteration)",
     re.I,
 )

@@ -7,6 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from oom_magic.explain.evidence.causes import INPUT_CAUSES, Cause
+from oom_magic.explain.evidence.checks import shows_pytorch
 from oom_magic.explain.evidence.judging import IN_ANY_MESSAGE
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ _WITHOUT_NO_GRAD = {"code_infers_with_gradients", "told_no_grad"}
 _OF_THE_RUN = ("has_", "tried_")  # what it has, and what was tried in vain
 _OF_WEIGHTS = ("loading", "saving", "optimizer_step")  # where no input is computed
 # Facts of a run at hand, whose code and data are the user's.
-_AT_HAND = {"own_loop", "in_notebook", "trains", "loads_data", "may_keep_graphs", "infers_with_graphs", "many_ranks"}
+_AT_HAND = {
+    "of_pytorch", "own_loop", "in_notebook", "trains", "loads_data", "may_keep_graphs", "infers_with_graphs",
+    "many_ranks",
+}  # fmt: skip
 _OF_NEW_STATE = "zeros_like("  # where the state is made; temporary copies come after it
 _OF_EACH_TENSOR = "exp_avg_sq.sqrt()"  # torch/optim/adam.py, _single_tensor_adam: without foreach
 
@@ -86,9 +90,7 @@ def shows_transformers(diagnosis: Diagnosis) -> bool:
 
 def is_of_pytorch(diagnosis: Diagnosis) -> bool:
     """Whether the message, or the text around it, is PyTorch's."""
-    failure = diagnosis.main_failure
-    is_its_own = failure is not None and failure.pytorch_bytes is not None
-    return is_its_own or "uses_torch" in diagnosis.told or bool(diagnosis.frameworks)
+    return shows_pytorch(diagnosis.main_failure, diagnosis.told, diagnosis.frameworks)
 
 
 def style_of(diagnosis: Diagnosis) -> str:
@@ -112,6 +114,8 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
         f"on_{diagnosis.backend}": True,
         "may_have_batch": _may_have_batch(diagnosis),
         "by_a_program": diagnosis.program and (diagnosis.program != "pictures" or "diffuses" in told),
+        "of_pytorch": is_of_pytorch(diagnosis),
+        "has_batch_of_one": "shape_of_one" in evidence,
         "diffuses": diagnosis.program in ("diffusers", "diffusion", "webui", "comfyui"),
         "of_tokens": names_tokens(diagnosis),
         "has_ranks": has_ranks(diagnosis),

@@ -121,10 +121,11 @@ NEEDS: Mapping[str, Needs] = {
     "larger_share": _row(absent="tried_share has_largest_share"),
     "sglang_no_compile": _row("compiles_server"),
     "shorter_context": _row(absent="tried_length"),
-    "llama_context": _row(absent="tried_length"),
+    "llama_context": _row(absent="tried_length by_whisper"),
     "ollama_context": _row(absent="tried_length"),
     "exllama_context": _row(absent="tried_length"),
-    "llama_layers": _row(absent="tried_layers"),
+    "llama_layers": _row(absent="tried_layers by_whisper", instead="smaller_model"),
+    "llama_batch": _row(absent="by_whisper"),
     "ollama_layers": _row(absent="tried_layers"),
     "vllm_max_num_seqs": _row(absent="tried_requests"),
     "vllm_eager": _row(absent="tried_graphs"),
@@ -143,7 +144,7 @@ NEEDS: Mapping[str, Needs] = {
     "webui_medvram": _row(absent="keeps_in_ram tried_vram"),
     "restart_program": _row(absent="tried_restart"),
     "ollama_parallel": _row(absent="caches_in_8_bits"),
-    "llama_cache_type": _row(absent="caches_in_8_bits"),
+    "llama_cache_type": _row(absent="caches_in_8_bits by_whisper"),
     "data_on_host": _row(absent="data_is_on_host", code="own_loop"),
     "trt_workspace": _row(absent="has_workspace"),
     "mps_watermark": _row(absent="tried_watermark"),
@@ -158,6 +159,13 @@ NEEDS: Mapping[str, Needs] = {
     "paddle_fraction": _row(absent="has_small_share"),
 }  # fmt: skip
 _NOTHING = Needs()
+# Changes of PyTorch code, each with what is told where nothing shows PyTorch.
+_OF_PYTORCH: Mapping[str, str] = {
+    "detach": "detach_own", "no_grad": "smaller_input", "no_grad_own": "smaller_input",
+    "smaller_batch_any": "smaller_input", "detach_state": "", "no_retain_graph": "", "half_setting": "",
+    "checkpointing_setting": "", "mixed_precision": "", "checkpointing": "", "sdpa": "", "expandable_segments": "",
+    "own_device": "", "unpin": "", "gather_on_host": "", "foreach": "",
+}  # fmt: skip
 
 
 def needs_of(key: str) -> Needs:
@@ -167,6 +175,8 @@ def needs_of(key: str) -> Needs:
 
 def founded(key: str, facts: frozenset[str]) -> str:
     """The remedy that these facts found: the one asked for, what is told instead of it, or ""."""
+    if key in _OF_PYTORCH and "of_pytorch" not in facts:
+        return founded(_OF_PYTORCH[key], facts) if _OF_PYTORCH[key] else ""
     needs = needs_of(key)
     if needs.shown and not needs.shown & facts:
         return founded(needs.instead, facts) if needs.instead else ""
