@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from oom_magic.explain.evidence.causes import Cause, Evidence
@@ -12,6 +13,7 @@ SERVERS = ("vllm", "sglang", "server")  # they take a share of the device and fi
 _BATCH_IS_NOT_IT = {"batch_of_one", "has_batch_of_one", "tried_batch"}
 _SIZE_IS_NOT_IT = {"tried_size", "tried_length"}
 _FORMATS_OF_PYTORCH = ("cuda_", "short", "class_only", "mps", "hip", "xpu", "npu", "dataloader", "cpu_allocator")
+_OF_PYTORCH = re.compile(r"cuda (?:runtime )?error|hip error", re.I)  # its words for what the driver refused
 _OF_RAM = {"speaks_of_ram", "host_fills", "workers"}
 # The check for less at once, by whether the batch and the size of the inputs are out of the question.
 _WHAT_IS_LEFT = {(False, False): "", (True, False): "_size", (False, True): "_batch", (True, True): None}
@@ -59,12 +61,16 @@ def device_name(backend: str | None) -> str:
     return backend if backend in ("mps", "xpu", "npu", "hpu", "musa", "mlu") else "cuda"
 
 
+def is_pytorchs(failure: Failure) -> bool:
+    """Whether a message is one of PyTorch's."""
+    if failure.format == "cuda_error_oom":
+        return _OF_PYTORCH.search(failure.text) is not None
+    return failure.pytorch_bytes is not None or failure.format.startswith(_FORMATS_OF_PYTORCH)
+
+
 def shows_pytorch(failure: Failure | None, told: frozenset[str], frameworks: Collection[str]) -> bool:
     """Whether the message, or the text around it, is PyTorch's."""
-    is_its_own = failure is not None and (
-        failure.pytorch_bytes is not None or failure.format.startswith(_FORMATS_OF_PYTORCH)
-    )
-    return is_its_own or "uses_torch" in told or bool(frameworks)
+    return (failure is not None and is_pytorchs(failure)) or "uses_torch" in told or bool(frameworks)
 
 
 def check_for(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:

@@ -20,7 +20,7 @@ from oom_magic.explain.evidence.causes import (
     PossibleCause,
     Support,
 )
-from oom_magic.explain.evidence.checks import check_for
+from oom_magic.explain.evidence.checks import check_for, is_pytorchs
 from oom_magic.explain.evidence.clues.programs import Program
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
 from oom_magic.explain.evidence.grounds import grounded
@@ -354,7 +354,8 @@ def meaning_of(failure: Failure, program: Program | None) -> Evidence:
     """What a message without numbers means, by its format and the program that printed it."""
     if failure.format == "told_host" and says_only_killed(failure.text):
         return Evidence("meaning_told_killed")
-    is_elsewhere = failure.format == "cuda_error_oom" and program is not None and not program.is_torch
+    is_torch = is_pytorchs(failure) and (program is None or program.is_torch)
+    is_elsewhere = failure.format == "cuda_error_oom" and not is_torch
     return Evidence(f"meaning_{failure.format}{'_elsewhere' if is_elsewhere else ''}")
 
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 _UNITS = {
     "bytes": 1, "byte": 1, "b": 1, "kib": 2**10, "kb": 2**10, "mib": 2**20, "mb": 2**20,
-    "gib": 2**30, "gb": 2**30, "tib": 2**40, "tb": 2**40, "pib": 2**50, "eib": 2**60,
+    "gib": 2**30, "gb": 2**30, "tib": 2**40, "tb": 2**40, "pib": 2**50, "pb": 2**50, "eib": 2**60, "eb": 2**60,
 }  # fmt: skip
 # NVML_VALUE_NOT_AVAILABLE printed as a size (2**64 bytes, "17179869184.00 GiB"), and "no limit".
 _UNKNOWN_FROM_BYTES = 2**63
 # Further apart than this two clauses belong to different messages.
 _MAX_CLAUSE_GAP = 700
 
-SIZE = r"\d{1,20}(?:\.\d{0,6})?(?:bytes?|[kmgt]i?b)"
+SIZE = r"\d{1,20}(?:\.\d{0,6})?(?:bytes?|[kmgtpe]i?b)"
 _NUMBER = re.compile(r"\d+\.?\d*")
 _BACKENDS = {
     "cuda": "cuda", "hip": "hip", "xpu": "xpu", "dpcpp": "xpu", "npu": "npu", "mps": "mps",

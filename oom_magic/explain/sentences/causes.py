@@ -7,7 +7,7 @@ from oom_magic.explain.evidence.causes import Cause
 from oom_magic.explain.evidence.checks import SERVERS
 from oom_magic.explain.evidence.clues.programs import PROGRAMS, PROGRAMS_BY_KEY
 from oom_magic.explain.messages.failure import Failure
-from oom_magic.explain.remedies.from_text.kind_of_run import facts_of, is_evaluation, trains
+from oom_magic.explain.remedies.from_text.kind_of_run import facts_of, is_evaluation, is_of_pytorch, trains
 from oom_magic.explain.sentences.catalogue import translate
 
 _INFERENCE = frozenset(program.key for program in PROGRAMS if not program.trains)
@@ -35,7 +35,7 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = "_reserved"
     elif cause is Cause.OTHER_PROCESS and "models_beside" in diagnosis.told:
         suffix = "_models"
-    elif cause is Cause.DRIVER_LEVEL and diagnosis.program and not PROGRAMS_BY_KEY[diagnosis.program].is_torch:
+    elif cause is Cause.DRIVER_LEVEL and not _is_beside_pytorch(diagnosis):
         suffix = "_elsewhere"
     elif cause is Cause.LEAK_OR_RETAINED_REFERENCE and any(one.key == "replay_buffer" for one in diagnosis.evidence):
         suffix = "_replay"
@@ -60,6 +60,11 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
     elif cause is Cause.ACTIVATIONS and _infers(diagnosis):
         suffix = "_inference"
     return translate(f"cause_{cause.value}{suffix}", diagnosis.lang)
+
+
+def _is_beside_pytorch(diagnosis: Diagnosis) -> bool:
+    """Whether PyTorch runs there, whose allocator the request went around."""
+    return is_of_pytorch(diagnosis) and not (diagnosis.program and not PROGRAMS_BY_KEY[diagnosis.program].is_torch)
 
 
 def _has_no_cache(failure: Failure) -> bool:

@@ -42,7 +42,7 @@ MEANINGS: Sentences = {
     "meaning_ctranslate2": (
         "CTranslate2 (faster-whisper, whisperX) could not allocate more GPU memory; its message has no sizes."
     ),
-    "meaning_third_party_cuda_oom": "An extension requested memory from the driver itself and got none.",
+    "meaning_third_party_cuda_oom": "Memory was requested from the CUDA driver itself, which had none left.",
     "meaning_bitsandbytes": "bitsandbytes' own allocation failed, outside PyTorch's allocator.",
     "meaning_nvml_assert": (
         "An out-of-memory error is hidden behind this one: PyTorch failed while collecting its statistics. After"

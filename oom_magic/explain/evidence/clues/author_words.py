@@ -151,7 +151,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:内核|kernel)[^\n]{0,8}(?:死|崩溃|重启|挂)",
     ),
     "resumes": said_as(
-        r"\bresum(?:e|es|ed|ing)\b",
+        r"\bresum(?:e|es|ed|ing)\b(?!\W{1,4}(?:false|none|null|0)\b)",
         r"\b(?:train|start|restart|continu|begin)\w* (?:\w+ ){0,2}from (?:a |the |an? old |old )?checkpoint",
         r"恢复训练|断点续训|继续训练",
     ),
@@ -266,7 +266,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:其他|别的|另一个|多个|别人)(?:进程|程序|用户|任务|Notebook|在用)",
         r"(?:still|keeps?|kept) (?:hold|occup|us)\w* (?:the |up )?(?:gpu |video )?(?:memory|vram)", r"no such process",
         r"process (?:is )?(?:still )?(?:hold|occupy)ing", r"(?:killed|dead|defunct|ghost|orphan\w*) process",
-        r"started two python processes", r"shared (?:gpu|server|cluster)\b",
+        r"started two python processes", r"shared (?:gpu|server|cluster)\b(?! ?mem)",
         r"(?:restart|reboot)(?:ing|ed)?\b[^.\n]{0,40}(?:work|fix|solv|help|\bfine|\bok\b)",
         r"重启[^\n]{0,12}(?:可以|好了|正常)",
     ),

@@ -76,7 +76,8 @@ def told_shortly(keys: tuple[str, ...], diagnosis: Diagnosis) -> tuple[str, ...]
     if len(together) > 1:
         keys = tuple("training_settings" if key == together[0] else key for key in keys if key != together[1])
     compares_sizes = any(one.key == "told_contrast" for one in diagnosis.evidence)
-    specific = keys[:1] if compares_sizes else tuple(key for key in keys if key not in _UNSPECIFIC)
+    is_one_tensor = diagnosis.cause is Cause.REQUEST_ALONE_TOO_BIG  # which it is comes before what makes it smaller
+    specific = keys[:1] if compares_sizes or is_one_tensor else tuple(key for key in keys if key not in _UNSPECIFIC)
     if not specific:
         return keys[:1]
     if diagnosis.confidence in _SURE or trains_in_pytorch(diagnosis, facts_of(diagnosis, is_text=True)):
