@@ -240,6 +240,32 @@ def test_an_adapter_is_loaded_without_its_weights(
     assert "Loading weights" not in capfd.readouterr().err
 
 
+def test_a_triton_kernel_that_is_defined_in_a_run_asks_for_no_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Triton 3.2 asks, which PyTorch 2.6 has: bitsandbytes and others define kernels when they are imported."""
+    for name in [one for one in sys.modules if one.partition(".")[0] == "triton"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "triton/runtime").mkdir(parents=True)
+    (tmp_path / "triton/__init__.py").touch()
+    (tmp_path / "triton/runtime/__init__.py").touch()
+    (tmp_path / "triton/runtime/autotuner.py").write_text(
+        "class Autotuner:\n"
+        "    def __init__(self, function, do_bench=None):\n"
+        "        self.do_bench = driver.active.get_benchmarker() if do_bench is None else do_bench\n"
+        "    def run(self):\n"
+        "        raise RuntimeError('launched')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def load() -> None:
+        from triton.runtime.autotuner import Autotuner  # type: ignore[import-not-found,unused-ignore]
+
+        Autotuner(len).run()
+
+    assert "Triton kernel Autotuner: not run" in texts(observed(load))
+
+
 @pytest.mark.parametrize("batch", ["full", "padded"])
 def test_flash_attention_is_stood_in_for(model_folder: Path, batch: str) -> None:
     transformers = pytest.importorskip("transformers", "5")

@@ -6,7 +6,6 @@ What a library needs replaced is in the tables of ``libraries`` and ``distribute
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -69,7 +68,6 @@ def torch_patches(cards: Cards, view: DeviceView, assume: Callable[[str], None])
         *cuda_build(gpu),
         *fast_paths(assume),
         *grouped_by_place(gpu),
-        *triton_kernels_skipped(assume),
         *marked_when_recorded(),
         *data_parallel_followed(gpu),
         *python_functions_followed(),
@@ -125,17 +123,6 @@ def cuda_build(gpu: FakeGPU) -> Patches:
         # not in the device view: a fake stream would be rejected earlier
         (torch.Tensor, {"record_stream": lambda tensor, stream: None}),
     ]
-
-
-def triton_kernels_skipped(assume: Callable[[str], None]) -> Patches:
-    """Skip Triton kernels: they write into existing tensors and allocate nothing."""
-
-    def run(kernel: Any, *_unused: Any, **__: Any) -> None:
-        name = getattr(kernel, "__name__", type(kernel).__name__)
-        assume(_("Triton kernel {name}: not run; what its launch allocates internally is not counted", name=name))
-
-    kernels = (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner"))
-    return [(getattr(sys.modules[module], name), {"run": run}) for module, name in kernels if module in sys.modules]
 
 
 def marked_when_recorded() -> Patches:

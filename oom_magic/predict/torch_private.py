@@ -204,6 +204,7 @@ COMPILED: Names = {  # 2.6 lacks some; there compiled code is followed as if it 
     ),
     "what Inductor generates runs on it": (
         "torch._functorch.aot_autograd.make_boxed_func",
+        "torch._C._cuda_cudaCachingAllocator_is_enabled",
         "torch._inductor.async_compile",
         "torch._inductor.codecache.FxGraphCache",
         "torch._inductor.config",
@@ -308,7 +309,7 @@ OPTIONAL: Names = {
     ),
     "builds with CUDA": (
         *_in("torch._C", "_cuda_clearCublasWorkspaces _cuda_getCurrentRawStream _cuda_isHistoryEnabled"),
-        *_in("torch._C", "_cuda_memoryStats _host_emptyCache"),
+        *_in("torch._C", "_cuda_cudaCachingAllocator_is_enabled _cuda_memoryStats _host_emptyCache"),
     ),
 }
 _OPTIONAL = frozenset(name for group in OPTIONAL.values() for name in group)

@@ -20,6 +20,7 @@ from oom_magic.predict.libraries import (
     hugging_face,
     torchvision_ops,
     trainers,
+    triton_kernels,
     written_files,
 )
 from oom_magic.predict.libraries.adapters import Run, adapted
@@ -29,6 +30,7 @@ _KINDS = (
     bitsandbytes_ops,
     torchvision_ops,
     trainers,
+    triton_kernels,
     written_files,
     saving,
     attention,
