@@ -15,12 +15,13 @@ _INTERRUPTED: Sentences = {
     "explanation": "interrupted before the explanation was complete; %oom_explain --fast skips the dry runs.",
     "function": "interrupted at {where} during a dry run of the function; none of your variables or files changed.",
     "release": "interrupted before everything was released; run it again for the rest.",
-    "callback": "interrupted before or after a cell; interrupt again to stop a running cell.",
+    "before a cell": "interrupted before the cell began; it did not run.",
+    "after a cell": "interrupted after the cell had run.",
     "other": "interrupted; none of your variables or files changed.",
 }
 
 
-class _ShownAsOneLine:
+class ShownAsOneLine:
     """Mixin for an exception that IPython shows without a traceback, under the name ``shown_as``."""
 
     shown_as: str
@@ -34,13 +35,13 @@ class _ShownAsOneLine:
         return [f"{self.shown_as}: {self}"]
 
 
-class Interrupted(_ShownAsOneLine, KeyboardInterrupt):
+class Interrupted(ShownAsOneLine, KeyboardInterrupt):
     """A KeyboardInterrupt that IPython shows as one line."""
 
     shown_as = "KeyboardInterrupt"
 
 
-class PyTorchMissingError(_ShownAsOneLine, ImportError):
+class PyTorchMissingError(ShownAsOneLine, ImportError):
     """PyTorch is not installed, or too old for a dry run; an ImportError that IPython shows as one line."""
 
     shown_as = "ImportError"

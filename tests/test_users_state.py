@@ -357,22 +357,36 @@ def test_an_interrupt_of_what_is_being_shown_ends_in_one_line(
     assert "KeyboardInterrupt: interrupted; none of your variables or files changed.\n" in shown.out + shown.err
 
 
-def test_an_interrupt_in_a_callback_of_cells_waits_for_its_end(shell: Any, capsys: Any, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("owner", "name", "says"),
+    [(cards, "is_available", "before the cell began; it did not run"), (hints, "text_of", "after the cell had run")],
+)
+def test_an_interrupt_in_a_callback_of_cells_waits_for_its_end_and_ends_the_cell(
+    shell: Any, capsys: Any, monkeypatch: Any, owner: Any, name: str, says: str
+) -> None:
+    done: list[str] = []
+
     def interrupts(*_: Any) -> str:
         signal.raise_signal(signal.SIGINT)
+        done.append(name)
         return ""
 
+    monkeypatch.setattr(hints, "is_out_of_memory", lambda _error: True)
     shell.run_cell("import torch")
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)
-    monkeypatch.setattr(cards, "is_available", interrupts)  # before the cell
-    monkeypatch.setattr(hints, "text_of", interrupts)  # after it
+    monkeypatch.setattr(owner, name, interrupts)
     try:
-        shell.run_cell("kept = 1\nraise MemoryError", store_history=True)
+        capsys.readouterr()
+        result = shell.run_cell("kept = 1\nraise MemoryError", store_history=True)
     finally:
         signal.signal(signal.SIGINT, usual)
+    monkeypatch.undo()
     shown = capsys.readouterr().out
-    assert shell.user_ns["kept"] == 1 and shown.count("KeyboardInterrupt: interrupted before or after a cell") == 2
-    assert "oom_magic/" not in shown and shown.count("Traceback") == 1  # the cell's
+    assert done == [name] and not result.success
+    assert shown.count(f"KeyboardInterrupt: interrupted {says}.\n") == 1 and "Error in callback" not in shown
+    assert "oom_magic/" not in shown and shown.count("Traceback") == ("after" in says)  # the cell's
+    assert ("kept" in shell.user_ns) == ("after" in says)
+    assert shell.run_cell("kept = 2").success and shell.user_ns["kept"] == 2
 
 
 class _Interrupting:

@@ -344,6 +344,7 @@ class AllocationWatch:
     """
 
     def __init__(self, runner: CellRunner) -> None:
+        self.shell = runner.shell
         self._runner = runner
         self._now: dict[str, int] = {}
         self.before_failure: dict[str, int] = {}

@@ -53,7 +53,7 @@ class FailureWatch:
     """
 
     def __init__(self, shell: InteractiveShell, runner: CellRunner) -> None:
-        self._shell = shell
+        self.shell = shell
         self._runner = runner
         self.last_text = ""
         self.failed_cell: FailedCell | None = None
@@ -69,14 +69,14 @@ class FailureWatch:
         self._start, self._names_before = None, None
         self._shown_before = id(getattr(sys, "last_value", None))
         if "torch" not in sys.modules:
-            self._names_before = set(self._shell.user_ns)
+            self._names_before = set(self.shell.user_ns)
             return
         from oom_magic.measure.device.cards import is_available
 
         if is_available():
             from oom_magic.predict.instrumentation.starting_point import StartingPoint
 
-            self._start = StartingPoint([self._shell.user_ns])
+            self._start = StartingPoint([self.shell.user_ns])
             self._note_held_by_errors()
 
     def _note_held_by_errors(self) -> None:
@@ -86,7 +86,7 @@ class FailureWatch:
         from oom_magic.notebook.cells.releasing import find_holders
 
         is_kept = getattr(sys, "last_value", None) is not None
-        found = find_holders(self._shell, self._runner, None) if is_kept else None
+        found = find_holders(self.shell, self._runner, None) if is_kept else None
         self._held = (self._shown_before, () if found is None else found.freed)
 
     def forget_held(self) -> None:
@@ -124,7 +124,7 @@ class FailureWatch:
             return None
         from oom_magic.predict.instrumentation.starting_point import StartingPoint
 
-        return StartingPoint.inferred(self._shell.user_ns, set(self._shell.user_ns) - self._names_before)
+        return StartingPoint.inferred(self.shell.user_ns, set(self.shell.user_ns) - self._names_before)
 
     def _displayed_error(self) -> BaseException | None:
         """An error that a magic such as ``%run`` displayed itself, without failing."""

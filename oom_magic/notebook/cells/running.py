@@ -11,31 +11,68 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import takewhile
 from types import CodeType, TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.error import InputRejected
+from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
 from oom_magic.interrupts import Interrupts
 from oom_magic.language import ngettext
-from oom_magic.one_line_errors import OneLineErrors
+from oom_magic.one_line_errors import Interrupted, OneLineErrors, ShownAsOneLine
 from oom_magic.user_code import compiled_cell, is_machinery, is_users_file
 
-T = TypeVar("T")
-C = TypeVar("C")
+
+class Watch(Protocol):
+    """What is called before and after cells."""
+
+    @property
+    def shell(self) -> InteractiveShell:
+        """That of the cells."""
 
 
-def around_cells(callback: Callable[[T, C], None]) -> Callable[[T, C], None]:
+W = TypeVar("W", bound=Watch)
+C = TypeVar("C", ExecutionInfo, ExecutionResult)
+
+
+def around_cells(callback: Callable[[W, C], None]) -> Callable[[W, C], None]:
     """Decorator for IPython's ``pre_run_cell`` and ``post_run_cell`` callbacks: an interrupt waits for their end.
 
-    So no module is left half imported, and no cell unnoticed.
+    So no module is left half imported, and no cell unnoticed. IPython goes on whatever a callback raises; so the cell
+    is rejected, or its result is an error: one line is shown, and Run All stops.
     """
 
     @wraps(callback)
-    def uninterrupted(self: T, cell: C) -> None:
-        with OneLineErrors("callback"), Interrupts().waiting():
-            callback(self, cell)
+    def uninterrupted(self: W, cell: C) -> None:
+        has_run = isinstance(cell, ExecutionResult)
+        transformers = self.shell.ast_transformers
+        try:
+            if has_run:
+                transformers[:] = [one for one in transformers if not isinstance(one, _Rejecting)]
+            with OneLineErrors("after a cell" if has_run else "before a cell"), Interrupts().waiting():
+                callback(self, cell)
+        except Interrupted as error:
+            if isinstance(cell, ExecutionInfo):
+                transformers.insert(0, _Rejecting(str(error)))
+            else:
+                cell.error_in_exec = cell.error_in_exec or error
+                self.shell.showtraceback((type(error), error, None))
 
     return uninterrupted
+
+
+class _Rejecting(ast.NodeTransformer):
+    """Rejects the cell that was interrupted before it began, as any of IPython's ``ast_transformers`` can."""
+
+    def __init__(self, words: str) -> None:
+        self._words = words
+
+    def visit(self, _node: ast.AST) -> Any:
+        """The cell."""
+        raise _CellInterruptedError(self._words)
+
+
+class _CellInterruptedError(ShownAsOneLine, InputRejected):
+    shown_as = "KeyboardInterrupt"
 
 
 def trimmed(error: BaseException) -> BaseException:
