@@ -159,7 +159,7 @@ def _items(container: Any) -> list[tuple[Callable[[Any, Any], object], Any, Any]
 
 
 def _set_function(one: functools.partial[Any], function: Any) -> None:
-    one.__setstate__((function, one.args, one.keywords, vars(one)))
+    one.__setstate__((function, one.args, one.keywords, vars(one)))  # type: ignore[attr-defined]
 
 
 def _set_item(one: tuple[Any, ...], at: int, item: Any) -> None:
