@@ -135,13 +135,11 @@ def _attributes() -> Iterator[_Setting]:
 
 
 def _of_compilers() -> Iterator[_Setting]:
-    """Settings of PyTorch's compilers: attributes, or from 2.10 on context variables."""
+    """Settings of PyTorch's compilers before 2.10. Since then they are context variables, and the run's code has a
+    context of its own."""
     for name in ("torch._dynamo.config", "torch._inductor.config"):
         for entry in getattr(sys.modules.get(name), "_config", {}).values():
-            override = entry.user_override
-            if isinstance(override, ContextVar):
-                yield override.get, override.set
-            else:
+            if not isinstance(entry.user_override, ContextVar):
                 yield (
                     functools.partial(getattr, entry, "user_override"),
                     functools.partial(setattr, entry, "user_override"),
