@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import csv
 import ctypes
 import decimal
 import functools
@@ -13,11 +14,13 @@ import io
 import logging
 import pickle
 import queue
+import random
 import select
 import sqlite3
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 from xml.etree import ElementTree
@@ -58,7 +61,17 @@ def test_what_objects_hold_inside_is_as_before() -> None:
     alock, aqueue, asemaphore, aevent = asyncio.Lock(), asyncio.Queue[int](), asyncio.Semaphore(1), asyncio.Event()
     layer.numbers, shown, sent = iter([1, 2]), ipywidgets.IntSlider(1), list[Any]()  # type: ignore[assignment]
     shown.send_state = lambda key=None: sent.append((shown.value, key))
+    counted, finalizer, owned, numbers = Counted(1), weakref.finalize(layer, print), threading.RLock(), np.arange(4)
+    owned.acquire(), owned.acquire()
+    walked, flat, rows = np.nditer(numbers), numbers.flat, csv.reader(iter(["a,b", "c,d"]))
     cases: list[Case] = [
+        (counted, lambda: counted.number, lambda one: setattr(one, "number", 2)),
+        (finalizer, lambda: finalizer.atexit, lambda one: setattr(one, "atexit", False)),
+        (owned, lambda: repr(owned).partition(" at ")[0], lambda one: (one.release(), one.release())),
+        (walked, lambda: walked.iterindex, next),
+        (flat, lambda: flat.index, lambda one: one is not flat and next(one)),
+        (rows, lambda: rows.line_num, next),
+        (annotated, lambda: str(annotated.__annotations__), lambda one: one.__annotations__.update(more=int)),
         (lock, lock.locked, lambda one: one.acquire()),
         (semaphore, lambda: semaphore._value, lambda one: one.acquire()),
         (event, event.is_set, lambda one: one.set()),
@@ -103,6 +116,8 @@ def test_what_objects_hold_inside_is_as_before() -> None:
     with contextlib.suppress(ImportError):
         cases += pandas_cases()
     with contextlib.suppress(ImportError):
+        cases += polars_cases()
+    with contextlib.suppress(ImportError):
         cases += image_cases()
     names = {"objects": [one for one, _show, _change in cases]}
 
@@ -140,11 +155,29 @@ def test_what_stays_real_is_neither_written_nor_gone_backward_through() -> None:
     assert retained.grad.equal(torch.ones(2, 3)) and model.bias.grad.tolist() == [2, 2, 2]
 
 
+def nest(one: Any) -> None:
+    one.at[0, "b"].append(2)
+    one.flags.allows_duplicate_labels = False
+
+
+def polars_cases() -> list[Case]:
+    import polars
+
+    table, column = polars.DataFrame({"a": [1, 2]}), polars.Series("b", [1, 2])
+    return [
+        (table, table.rows, lambda one: (one.insert_column(0, polars.Series("c", [3, 4])), one.extend(one.clone()))),
+        (column, column.to_list, lambda one: (one.append(one.clone()), one.__setitem__(0, 5))),
+    ]
+
+
 def pandas_cases() -> list[Case]:
     import pandas
 
     table, kinds = pandas.DataFrame({"a": [1]}), pandas.Categorical(["a", "b"])
+    nested, row = pandas.DataFrame({"a": [1], "b": [[1]]}), pandas.Series([[1]], name="row")
     return [
+        (nested, lambda: (str(nested), nested.flags.allows_duplicate_labels), nest),
+        (row, lambda: (str(row), row.name), lambda one: (one[0].append(2), setattr(one, "name", "other"))),
         (table, lambda: str(table.attrs), lambda one: one.attrs.update(a=1)),
         (kinds, kinds.tolist, lambda one: one.__setitem__(0, "b")),
     ]
@@ -286,6 +319,16 @@ def test_async_generators_give_the_run_items_of_new_ones() -> None:
 
     (said,), rest = asyncio.run(both())
     assert rest == [[6, 7, 8], [6, 7, 8], 3] and "counting" in said
+
+
+class Counted(random.Random):
+    """A generator of random numbers with an attribute of the user's."""
+
+    number = 0
+
+
+def annotated(number: int) -> None:
+    """A function whose annotations are changed."""
 
 
 class Trainer:

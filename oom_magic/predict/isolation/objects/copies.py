@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import copy
+import csv
 import ctypes
 import dis
 import functools
 import gc
 import inspect
+import io
 import itertools
 import os
 import select
@@ -21,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import torch
 from torch.utils.data import dataloader
 
@@ -38,13 +41,14 @@ _OF_OTHERS = (
     *(kind for kind in vars(itertools).values() if isinstance(kind, type) and hasattr(kind, "__next__")),
 )  # fmt: skip
 _EPOLL: Any = getattr(select, "epoll", None)
+_CSV = type(csv.reader([]))
 with os.scandir() as _entries:
     _REFUSING = (type(_entries), type(iter(int, 0)))  # they show nothing of what was taken from them
 _EXCHANGED = frozenset(
     (
         *_OF_CONTAINERS, *_OF_OTHERS, *_REFUSING, _EPOLL, dataloader._SingleProcessDataLoaderIter,
         torch.Stream, torch.Event, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType,
-        sqlite3.Connection, sqlite3.Cursor, contextvars.Context,
+        sqlite3.Connection, sqlite3.Cursor, contextvars.Context, np.nditer, np.flatiter, _CSV,
     )
 )  # fmt: skip
 _PREFIXES = {types.GeneratorType: "gi", types.CoroutineType: "cr", types.AsyncGeneratorType: "ag"}  # of attributes
@@ -202,6 +206,15 @@ def _copied(one: Any, depth: int, begun: list[_Anew]) -> Any:
         return copy.copy(one)
     if kind in _REFUSING:
         return _Refusing(kind)
+    if kind is np.nditer:
+        return one.copy()
+    if kind is _CSV:
+        with contextlib.suppress(_NoCopyError):
+            [lines] = (each for each in gc.get_referents(one) if hasattr(type(each), "__next__"))
+            return csv.reader(lines if isinstance(lines, io.IOBase) else _part(lines, depth, begun), one.dialect)
+        return None
+    if kind is np.flatiter:
+        return itertools.islice(one.base.flat, one.index, None)
     if kind in _PREFIXES:
         with contextlib.suppress(_NoCopyError):
             return _begun_anew(one, depth, begun)

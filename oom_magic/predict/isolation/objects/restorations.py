@@ -103,6 +103,10 @@ def _of_library(one: Any, room: int) -> Restoration | None:
         return Restoration(functools.partial(_restore_values, one, one.copy()))
     if pandas is not None and isinstance(one, (pandas.DataFrame, pandas.Series)):
         return _of_table(one, room)
+    polars = sys.modules.get("polars")
+    if polars is not None and isinstance(one, (polars.DataFrame, polars.Series)):
+        name = "_df" if isinstance(one, polars.DataFrame) else "_s"  # Rust's object; its columns are copied on write
+        return Restoration(functools.partial(setattr, one, name, getattr(one.clone(), name)))
     pillow = sys.modules.get("PIL.Image")
     if pillow is not None and isinstance(one, pillow.Image):
         return _of_image(one, room)
@@ -131,9 +135,16 @@ def _set_locked(one: Any, was: bool) -> None:
         one.acquire(blocking=False)
 
 
-def _set_owned(one: Any, was: bool) -> None:
-    while one._is_owned() and not was:
+def _num_owned(one: Any) -> int:
+    """How often this thread has acquired a lock that it can acquire again: only its text says so."""
+    return int(repr(one).partition("count=")[2].split()[0]) if one._is_owned() else 0
+
+
+def _set_owned(one: Any, before: int) -> None:
+    while _num_owned(one) > before:
         one.release()
+    while _num_owned(one) < before and one.acquire(blocking=False):
+        pass
 
 
 def _database(one: sqlite3.Connection) -> list[Any]:
@@ -230,7 +241,7 @@ _STATES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...]
     (decimal.Context, decimal.Context.copy, set_context),
     (ElementTree.Element, _element, _set_element),
     (type(threading.Lock()), lambda one: one.locked(), _set_locked),
-    (type(threading.RLock()), lambda one: one._is_owned(), _set_owned),
+    (type(threading.RLock()), _num_owned, _set_owned),
     (_multiprocessing.SemLock, _counted, _set_counted),
     (ssl.SSLContext, operator.attrgetter(*_OF_CONNECTIONS), _set_connections),
     (getattr(select, "epoll", ()), _polled, functools.partial(_set_polled, _polled)),
@@ -410,11 +421,14 @@ def _restore_buffer(one: Any, before: Any, place: int) -> None:
 
 
 def _of_table(one: Any, room: int) -> Restoration:
-    """pandas': what it holds is in a manager of blocks, which is exchanged (``NDFrame._mgr``)."""
+    """pandas': what it holds is in a manager of blocks, which is exchanged (``NDFrame._mgr``); a cell can be a list."""
     size = int(np.sum(one.memory_usage()))
     is_copied = size <= min(_COPIED_BYTES, room)  # of others the columns: those that are set or dropped
     undo = functools.partial(_restore_table, one, one._mgr, one.copy(deep=is_copied))
-    return Restoration(undo, size if is_copied else 0, [one._attrs])
+    are_objects = [kind.kind == "O" and isinstance(kind, np.dtype) for kind in np.atleast_1d(one.dtypes)]
+    columns = [one.iloc[:, at] if one.ndim > 1 else one for at in np.flatnonzero(are_objects)] if is_copied else []
+    cells = [column.to_numpy() for column in columns]
+    return Restoration(undo, size if is_copied else 0, [vars(one), *cells])
 
 
 def _restore_table(one: Any, manager: Any, before: Any) -> None:

@@ -60,6 +60,8 @@ _WITHOUT_OBJECTS = frozenset(("torch", "numpy", *NOT_WALKED))  # libraries whose
 _CONTAINERS = (list, dict, set, deque, OrderedDict)
 _SETTINGS = frozenset((str, int, float, bool, type(None)))  # most settings of libraries
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__doc__")
+if sys.version_info < (3, 14):  # since then they are computed by code of the user's
+    _OF_FUNCTIONS += ("__annotations__",)
 _OF_EXCEPTIONS = ("__suppress_context__", "args", "__cause__", "__context__", "__traceback__")  # the last first
 _CELL_CONTENTS = vars(types.CellType)["cell_contents"]
 _WALKED = frozenset((*_CONTAINERS, tuple, type, types.FunctionType, types.ModuleType))
@@ -218,7 +220,7 @@ class _Walk:
         if found.begin is not None:
             found.begin()
         self._room -= found.num_bytes
-        return found.inner
+        return [*found.inner, *_noted_attributes(self._notes, self._copies, one)] if is_users(one) else found.inner
 
     def _is_plain(self, kind: type) -> bool:
         if kind not in self._are_plain:

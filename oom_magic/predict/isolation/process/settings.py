@@ -73,7 +73,8 @@ def settings_noted() -> Iterator[Callable[[], object]]:
         yield functools.partial(set_context, one, one.copy())
     for table in _whole_tables():
         yield functools.partial(fill, table, table.copy())
-    yield functools.partial(_restore_finalizers, dict(weakref.finalize._registry))  # type: ignore[attr-defined]
+    finalizers = {one: (info, info.atexit) for one, info in weakref.finalize._registry.items()}  # type: ignore[attr-defined]
+    yield functools.partial(_restore_finalizers, finalizers)
     yield functools.partial(_restore_safe_globals, torch.serialization.get_safe_globals())
     yield functools.partial(_restore_dialects, csv.list_dialects())
     yield functools.partial(_restore_modules, dict(sys.modules))
@@ -207,7 +208,7 @@ def _restore_safe_globals(before: list[Any]) -> None:
         torch.serialization.add_safe_globals(found)
 
 
-def _restore_finalizers(before: dict[Any, Any]) -> None:
+def _restore_finalizers(before: dict[Any, tuple[Any, bool]]) -> None:
     """Those that ran for a folder, say, which is still there (``TemporaryDirectory.cleanup``).
 
     None of the run's that calls the user's functions, or Python's: ``shutil.rmtree`` would be called for real.
@@ -216,7 +217,8 @@ def _restore_finalizers(before: dict[Any, Any]) -> None:
     made = [(one, info.func) for one, info in registry.items() if one not in before]
     for one in [one for one, function in made if is_users(function) or is_pythons(function)]:
         registry.pop(one, None)
-    for one, info in before.items():
+    for one, (info, runs_at_exit) in before.items():
+        info.atexit = runs_at_exit
         if one not in registry and info.weakref() is not None:
             registry[one] = info
 
