@@ -211,7 +211,8 @@ def _copied(one: Any, depth: int, begun: list[_Anew]) -> Any:
     if kind is _CSV:
         with contextlib.suppress(_NoCopyError):
             [lines] = (each for each in gc.get_referents(one) if hasattr(type(each), "__next__"))
-            return csv.reader(lines if isinstance(lines, io.IOBase) else _part(lines, depth, begun), one.dialect)
+            own: Any = lines if isinstance(lines, io.IOBase) else _part(lines, depth, begun)
+            return csv.reader(own, one.dialect)
         return None
     if kind is np.flatiter:
         return itertools.islice(one.base.flat, one.index, None)

@@ -59,7 +59,7 @@ _NOT_WALKED = NOT_WALKED - {"matplotlib"}  # figures are the user's
 _WITHOUT_OBJECTS = frozenset(("torch", "numpy", *NOT_WALKED))  # libraries whose modules have no objects to change
 _CONTAINERS = (list, dict, set, deque, OrderedDict)
 _SETTINGS = frozenset((str, int, float, bool, type(None)))  # most settings of libraries
-_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__doc__")
+_OF_FUNCTIONS: tuple[str, ...] = ("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__doc__")
 if sys.version_info < (3, 14):  # since then they are computed by code of the user's
     _OF_FUNCTIONS += ("__annotations__",)
 _OF_EXCEPTIONS = ("__suppress_context__", "args", "__cause__", "__context__", "__traceback__")  # the last first
