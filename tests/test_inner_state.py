@@ -118,6 +118,8 @@ def test_what_objects_hold_inside_is_as_before() -> None:
     with contextlib.suppress(ImportError):
         cases += polars_cases()
     with contextlib.suppress(ImportError):
+        cases += tokenizer_cases()
+    with contextlib.suppress(ImportError):
         cases += image_cases()
     names = {"objects": [one for one, _show, _change in cases]}
 
@@ -181,6 +183,19 @@ def pandas_cases() -> list[Case]:
         (table, lambda: str(table.attrs), lambda one: one.attrs.update(a=1)),
         (kinds, kinds.tolist, lambda one: one.__setitem__(0, "b")),
     ]
+
+
+def tokenizer_cases() -> list[Case]:
+    from tokenizers import Tokenizer, models, normalizers
+
+    words = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    words.add_special_tokens(["<s>"])
+
+    def change(one: Any) -> None:
+        one.add_tokens(["b"]), one.enable_padding(length=9), one.enable_truncation(1)
+        one.normalizer = normalizers.Lowercase()
+
+    return [(words, lambda: (words.to_str(), words.encode("A").ids, words.get_vocab_size()), change)]
 
 
 def image_cases() -> list[Case]:

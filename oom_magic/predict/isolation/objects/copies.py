@@ -206,38 +206,41 @@ def _copied(one: Any, depth: int, begun: list[_Anew]) -> Any:
         return copy.copy(one)
     if kind in _REFUSING:
         return _Refusing(kind)
-    if kind is np.nditer:
-        return one.copy()
-    if kind is _CSV:
-        with contextlib.suppress(_NoCopyError):
-            [lines] = (each for each in gc.get_referents(one) if hasattr(type(each), "__next__"))
-            own: Any = lines if isinstance(lines, io.IOBase) else _part(lines, depth, begun)
-            return csv.reader(own, one.dialect)
-        return None
-    if kind is np.flatiter:
-        return itertools.islice(one.base.flat, one.index, None)
-    if kind in _PREFIXES:
-        with contextlib.suppress(_NoCopyError):
-            return _begun_anew(one, depth, begun)
-        return None
+    if kind in (np.nditer, np.flatiter):
+        return one.copy() if kind is np.nditer else itertools.islice(one.base.flat, one.index, None)
     if kind is _EPOLL:  # what it waits for is the same, and is put back; the run can close its own
         return None if one.closed else kind.fromfd(os.dup(one.fileno()))
     if isinstance(one, dataloader._SingleProcessDataLoaderIter):
         return _copied_batches(one)
     if kind is sqlite3.Connection:
         return _copied_database(one)
-    if kind not in _OF_OTHERS or depth == 0:
-        return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # itertools' could be copied up to Python 3.13
-            make, args, *state = one.__reduce__()
-            made = make(*(_part(each, depth, begun) for each in args))
-            if state and state[0] is not None:  # ``accumulate``, before the first
-                made.__setstate__(_part(state[0], depth, begun))
-    except (TypeError, _NoCopyError):
-        return None
-    return made
+    with contextlib.suppress(_NoCopyError):
+        if kind in _PREFIXES:
+            return _begun_anew(one, depth, begun)
+        if kind is _CSV:
+            return _read_on(one, depth, begun)
+        if kind in _OF_OTHERS and depth > 0:
+            return _reduced(one, depth, begun)
+    return None
+
+
+def _reduced(one: Any, depth: int, begun: list[_Anew]) -> Any:
+    """A copy as ``copy.copy`` makes it, of what the iterator takes its items from, too."""
+    with warnings.catch_warnings(), contextlib.suppress(TypeError):
+        warnings.simplefilter("ignore")  # itertools' could be copied up to Python 3.13
+        make, args, *state = one.__reduce__()
+        made = make(*(_part(each, depth, begun) for each in args))
+        if state and state[0] is not None:  # ``accumulate``, before the first
+            made.__setstate__(_part(state[0], depth, begun))
+        return made
+    return None
+
+
+def _read_on(one: Any, depth: int, begun: list[_Anew]) -> Any:
+    """Another reader of ``csv`` on the same lines; of files the run has its own."""
+    [lines] = (each for each in gc.get_referents(one) if hasattr(type(each), "__next__"))
+    own: Any = lines if isinstance(lines, io.IOBase) else _part(lines, depth, begun)
+    return csv.reader(own, one.dialect)
 
 
 class _NoCopyError(Exception):

@@ -18,12 +18,10 @@ import random
 import select
 import sqlite3
 import ssl
-import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -33,6 +31,7 @@ import torch
 
 from oom_magic.language import _
 from oom_magic.predict.isolation.objects.function_caches import CACHED_FUNCTION, cache_noted
+from oom_magic.predict.isolation.objects.of_libraries import COPIED_BYTES, Restoration, library_restoration_of, nothing
 from oom_magic.predict.isolation.objects.streams import stream_noted
 from oom_magic.predict.isolation.snapshot import fill
 from oom_magic.units import format_bytes
@@ -40,7 +39,6 @@ from oom_magic.units import format_bytes
 _OF_DATABASES = ("isolation_level", "row_factory", "text_factory")
 _OF_CONNECTIONS = ("options", "verify_flags", "minimum_version", "maximum_version", "verify_mode", "check_hostname")
 _POLL: Any = type(select.poll()) if hasattr(select, "poll") else ()
-_COPIED_BYTES = 1 << 24  # of one object
 _WRITEABLE = 0x400  # NPY_ARRAY_WRITEABLE
 
 
@@ -49,16 +47,6 @@ class LargeMapError(TypeError):
 
     def _render_traceback_(self) -> list[str]:
         return [f"TypeError: {self}"]
-
-
-@dataclass(frozen=True, slots=True)
-class Restoration:
-    """How an object is restored: ``undo``, the copied bytes, inner objects, and what to do when the run begins."""
-
-    undo: Callable[[], object]
-    num_bytes: int = 0
-    inner: list[Any] = field(default_factory=list)
-    begin: Callable[[], object] | None = None
 
 
 def restoration_of(one: Any, room: int) -> Restoration | None:
@@ -71,9 +59,9 @@ def restoration_of(one: Any, room: int) -> Restoration | None:
     if isinstance(one, mmap.mmap):
         return _of_map(one, room)
     if isinstance(one, memoryview):
-        return Restoration(_nothing, inner=[one.obj])
+        return Restoration(nothing, inner=[one.obj])
     if isinstance(one, ContextVar):  # the run sets it in its own context
-        return Restoration(_nothing, inner=[one.get(None)])
+        return Restoration(nothing, inner=[one.get(None)])
     for kinds, read, write in _STATES:
         if isinstance(one, kinds):
             state = read(one)
@@ -92,28 +80,8 @@ def restoration_of(one: Any, room: int) -> Restoration | None:
     if isinstance(one, torch.fx.Graph):
         return _of_graph(one)
     if isinstance(one, torch.fx.Node):
-        return Restoration(_nothing, inner=[one.graph])
-    return _of_library(one, room) or _of_subclass(one)
-
-
-def _of_library(one: Any, room: int) -> Restoration | None:
-    """Of objects of libraries that are loaded."""
-    pandas = sys.modules.get("pandas")
-    if pandas is not None and isinstance(one, pandas.api.extensions.ExtensionArray):
-        return Restoration(functools.partial(_restore_values, one, one.copy()))
-    if pandas is not None and isinstance(one, (pandas.DataFrame, pandas.Series)):
-        return _of_table(one, room)
-    polars = sys.modules.get("polars")
-    if polars is not None and isinstance(one, (polars.DataFrame, polars.Series)):
-        name = "_df" if isinstance(one, polars.DataFrame) else "_s"  # Rust's object; its columns are copied on write
-        return Restoration(functools.partial(setattr, one, name, getattr(one.clone(), name)))
-    pillow = sys.modules.get("PIL.Image")
-    if pillow is not None and isinstance(one, pillow.Image):
-        return _of_image(one, room)
-    widgets = sys.modules.get("ipywidgets")
-    if widgets is not None and isinstance(one, widgets.Widget):
-        return _of_widget(one)
-    return None
+        return Restoration(nothing, inner=[one.graph])
+    return library_restoration_of(one, room) or _of_subclass(one)
 
 
 def _set_bits(one: Any, before: tuple[Any, Any]) -> None:
@@ -262,9 +230,9 @@ def _of_array(one: Any, room: int) -> Restoration:
         inner += one.flat if one.dtype == object else []
         return Restoration(partial(_restore_objects, one, one.copy()), 0, inner)
     if isinstance(one, np.memmap) and one.mode != "c":  # copied on write, so no file holds what is set
-        return Restoration(_nothing, 0, inner)
+        return Restoration(nothing, 0, inner)
     is_own = one.flags.writeable or one.flags.owndata  # of another one's memory a flag cannot be set without it
-    if is_own and one.nbytes <= min(_COPIED_BYTES, room):
+    if is_own and one.nbytes <= min(COPIED_BYTES, room):
         undo = partial(_restore_array, one, one.copy(order="K"), one.flags.writeable)
         return Restoration(undo, int(one.nbytes), inner)
     if not one.flags.writeable:
@@ -278,10 +246,6 @@ def _make_writeable(one: Any) -> None:
     if not one.flags.writeable:
         at = id(one) + object.__basicsize__ + 6 * ctypes.sizeof(ctypes.c_void_p)
         ctypes.c_int.from_address(at).value |= _WRITEABLE
-
-
-def _nothing() -> None:
-    """Nothing to restore."""
 
 
 def _restore_array(one: Any, before: Any, was_writeable: bool) -> None:
@@ -301,16 +265,16 @@ def _restore_objects(one: Any, before: Any) -> None:
 
 def _of_stream(one: Any) -> Restoration:
     undo, inner = stream_noted(one)
-    return Restoration(undo or _nothing, inner=inner)
+    return Restoration(undo or nothing, inner=inner)
 
 
 def _of_memory(one: Any, room: int) -> Restoration:
     """Restores data of ctypes that owns its memory; other memory may be gone."""
     size = ctypes.sizeof(one)
     if not one._b_needsfree_:  # in a map, say, which multiprocessing's values name
-        return Restoration(_nothing, inner=[vars(one)] if hasattr(one, "__dict__") else [])
-    if size > min(_COPIED_BYTES, room):
-        return Restoration(_nothing)
+        return Restoration(nothing, inner=[vars(one)] if hasattr(one, "__dict__") else [])
+    if size > min(COPIED_BYTES, room):
+        return Restoration(nothing)
     at = ctypes.addressof(one)
     return Restoration(functools.partial(ctypes.memmove, at, ctypes.string_at(at, size), size), size, [one._objects])
 
@@ -337,8 +301,8 @@ def _take_out(one: Any, items: list[Any]) -> None:
 
 def _of_storage(one: torch.UntypedStorage, room: int) -> Restoration:
     size = one.nbytes()
-    if one.device.type != "cpu" or size > min(_COPIED_BYTES, room):
-        return Restoration(_nothing)
+    if one.device.type != "cpu" or size > min(COPIED_BYTES, room):
+        return Restoration(nothing)
     return Restoration(functools.partial(one.copy_, one.clone()), size)
 
 
@@ -357,19 +321,14 @@ def _restore_graph(nodes: list[tuple[Any, dict[str, Any]]], tables: list[tuple[A
         fill(table, before)
 
 
-def _restore_values(one: Any, before: Any) -> None:
-    if not one.equals(before):
-        one[:] = before
-
-
 def _of_map(one: mmap.mmap, room: int) -> Restoration:
     """An exported map can be neither closed nor resized; a large writable one ends the run."""
     try:
         place, lent = one.tell(), memoryview(one)
     except ValueError:  # closed
-        return Restoration(_nothing)
+        return Restoration(nothing)
     size = 0 if lent.readonly else len(one)
-    if size > min(_COPIED_BYTES, room):
+    if size > min(COPIED_BYTES, room):
         lent.release()
         raise LargeMapError(
             _(
@@ -393,14 +352,14 @@ def _of_buffer(one: Any, room: int) -> Restoration:
     if not isinstance(one, (io.BytesIO, io.StringIO)):
         size = len(one) * getattr(one, "itemsize", 1)
         return (
-            Restoration(functools.partial(_restore_items, one, one[:]), size) if size <= room else Restoration(_nothing)
+            Restoration(functools.partial(_restore_items, one, one[:]), size) if size <= room else Restoration(nothing)
         )
     if one.closed:
-        return Restoration(_nothing)
+        return Restoration(nothing)
     place = one.tell()
     size = one.seek(0, io.SEEK_END)
     one.seek(place)
-    if size > min(_COPIED_BYTES, room):
+    if size > min(COPIED_BYTES, room):
         return Restoration(functools.partial(one.seek, place))
     return Restoration(functools.partial(_restore_buffer, one, one.getvalue(), place), size)
 
@@ -418,48 +377,6 @@ def _restore_buffer(one: Any, before: Any, place: int) -> None:
         one.truncate()
         one.write(before)
     one.seek(place)
-
-
-def _of_table(one: Any, room: int) -> Restoration:
-    """pandas': what it holds is in a manager of blocks, which is exchanged (``NDFrame._mgr``); a cell can be a list."""
-    size = int(np.sum(one.memory_usage()))
-    is_copied = size <= min(_COPIED_BYTES, room)  # of others the columns: those that are set or dropped
-    undo = functools.partial(_restore_table, one, one._mgr, one.copy(deep=is_copied))
-    are_objects = [kind.kind == "O" and isinstance(kind, np.dtype) for kind in np.atleast_1d(one.dtypes)]
-    columns = [one.iloc[:, at] if one.ndim > 1 else one for at in np.flatnonzero(are_objects)] if is_copied else []
-    cells = [column.to_numpy() for column in columns]
-    return Restoration(undo, size if is_copied else 0, [vars(one), *cells])
-
-
-def _restore_table(one: Any, manager: Any, before: Any) -> None:
-    if one._mgr is not manager or not one.equals(before):
-        object.__setattr__(one, "_mgr", before._mgr)
-        getattr(one, "_item_cache", {}).clear()
-
-
-def _of_image(one: Any, room: int) -> Restoration:
-    """Pillow's: the pixels are C's, which things that draw hold, too. One that was not read from its file has none."""
-    pixels, attributes = vars(one).get("_im", vars(one).get("im")), [vars(one)]
-    size = 4 * one.width * one.height
-    if not hasattr(pixels, "paste") or size > min(_COPIED_BYTES, room):
-        return Restoration(_nothing, inner=attributes)
-    undo = functools.partial(pixels.paste, pixels.copy(), (0, 0, *pixels.size))
-    return Restoration(undo, size, attributes)
-
-
-def _of_widget(one: Any) -> Restoration:
-    """What has changed is sent again to the notebook, which shows it."""
-    before, own = dict(one._trait_values), dict(vars(one))
-    inner = [value for name, value in own.items() if name != "_trait_values"]
-    return Restoration(functools.partial(_restore_widget, one, before, own), inner=[*inner, *before.values()])
-
-
-def _restore_widget(one: Any, before: dict[str, Any], own: dict[str, Any]) -> None:
-    now = one._trait_values
-    changed = {name for name in before.keys() & now.keys() if now[name] is not before[name]}
-    fill(now, before)
-    fill(vars(one), own)
-    one.send_state(changed.intersection(one.keys))
 
 
 def _of_subclass(one: Any) -> Restoration | None:
