@@ -13,7 +13,7 @@ SERVERS = ("vllm", "sglang", "server")  # they take a share of the device and fi
 _BATCH_IS_NOT_IT = {"batch_of_one", "has_batch_of_one", "tried_batch"}
 _SIZE_IS_NOT_IT = {"tried_size", "tried_length"}
 _FORMATS_OF_PYTORCH = ("cuda_", "short", "class_only", "mps", "hip", "xpu", "npu", "dataloader", "cpu_allocator")
-_OF_PYTORCH = re.compile(r"cuda (?:runtime )?error|hip error", re.I)  # its words for what the driver refused
+_OF_PYTORCH = re.compile(r"(?i:cuda)(?: runtime)? error|HIP error")  # its words for what the driver refused
 _OF_RAM = {"speaks_of_ram", "host_fills", "workers"}
 # The check for less at once, by whether the batch and the size of the inputs are out of the question.
 _WHAT_IS_LEFT = {(False, False): "", (True, False): "_size", (False, True): "_batch", (True, True): None}

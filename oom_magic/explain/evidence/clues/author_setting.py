@@ -302,6 +302,11 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|full_shard",
         r"\b[2-9] ?[x\u00d7*] ?(?:nvidia |geforce )?(?:rtx|[ahv]\d{2,4}|[2-5]0\d0)\b|found [2-9] \w+ devices",
     ),
+    "one_device": said_as(
+        r"\b(?:on|with|using|have|only) (?:just |only )?(?:1|one|a single|single)(?: ?x)? (?:\d{1,3} ?gb )?(?:\w+ )?"
+        r"(?:gpu|card)\b(?! per)",
+        r"\b1 ?[x\u00d7] (?:\d{1,3} ?gb )?(?:gpu\b|[ahv]\d{2,3}\b|rtx)|单卡|单张",
+    ),
     "crowds_one_device": said_as(
         # nvidia-smi lists a process on two devices
         r"(?m:^)(?P<device>\d{1,2})\s+(?:N/A\s+N/A\s+)?(?P<pid>\d{2,7})\s+[CG+]{1,3}\s[^\n]*\n(?:[^\n]*\n){0,24}?"

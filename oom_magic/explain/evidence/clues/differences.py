@@ -98,8 +98,10 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"(?:small(?:er)?|low(?:er)?|short(?:er)?)[- ](?:\w+ )?(?:set|subset|data\w*|images?|quality|resolution|inputs?"
         r"|sequences?|samples?|graphs?|scenes?|files?|size)\b[^\n]{0,40}(?<!the )(?<!my )(?<!this )\b"
         r"(?:works?\b|fine|ok|not a problem|no problem|good|success\w*|runs?\b)",
-        r"reduc\w+ (?:the )?(?:image|input|resolution|sequence|patch|crop)\b[^.\n]{0,30}(?:works?|solve|help|fix)",
-        r"works? (?:fine |well )?(?:with|for|on|at|up to) (?:small|low|short)",
+        r"reduc\w+ (?:the )?(?:image|input|resolution|sequence|patch|crop)\b(?:(?!n't\b|\bnot\b|\bno\b)[^.\n]){0,30}"
+        r"(?:works?|solve|help|fix)",
+        r"\b(?:works?|runs?|ok|okay|fine) (?:fine |well )?(?:with|for|on|at|up to) (?:a |the )?"
+        r"(?:half|quarter|small|low|short)",
         r"\b(?:can|could|able to|works?|runs?)\b[^.\n]{0,40}\bby (?:downgrad|downscal|reduc|lower|decreas|shrink)\w* "
         r"(?:the |my )?\w*(?:size|length|resolution|frames|duration)\b",
         r"max(?:imum)? \w+ (?:i can use|that works|without oom)",

@@ -98,8 +98,10 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
 def _may_be_advised(diagnosis: Diagnosis, facts: frozenset[str]) -> bool:
     """Whether the usual changes are right though the cause is open: the message's, a guide's, a server's limits, and
     those of a training in PyTorch, whose allocator printed the message."""
-    if printed_by_message(diagnosis) or diagnosis.story.proposals or diagnosis.program in _WITH_CACHE:
+    if printed_by_message(diagnosis) or diagnosis.story.proposals:
         return True
+    if diagnosis.program in _WITH_CACHE:
+        return diagnosis.cause not in HOST_CAUSES
     return trains_in_pytorch(diagnosis, facts)
 
 

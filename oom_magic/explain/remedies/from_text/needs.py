@@ -79,8 +79,10 @@ NEEDS: Mapping[str, Needs] = {
     "collect_on_host": _row(code="own_loop"),
     "map_location_cpu": _row("names_checkpoint", code="own_loop"),
     "gather_on_host": _row("transformers_trainer keeps_predictions predicts_all", code="trainer"),
-    "fsdp_any": _row("many_ranks has_ranks", absent="shards on_mps", code="own_loop trainer", instead="fsdp_if_any"),
-    "fsdp_if_any": _row(absent="shards on_mps of_latents"),
+    "fsdp_any": _row(
+        "many_ranks has_ranks", absent="shards on_mps one_device", code="own_loop trainer", instead="fsdp_if_any"
+    ),
+    "fsdp_if_any": _row(absent="shards on_mps of_latents one_device"),
     "expandable_segments": _row(absent="on_mps tried_segments"),
     "max_split_size": _row(absent="tried_split"),
     "free_held_any": _row("in_notebook kernel_dies", absent="tried_restart"),
