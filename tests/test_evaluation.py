@@ -12,7 +12,7 @@ from oom_magic.explain.advice import advise
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.live.growth import Growth
-from oom_magic.explain.remedies import evaluation as pricing
+from oom_magic.explain.remedies import rehearsal
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.fitting_sizes import largest_fitting
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError
@@ -38,6 +38,7 @@ class Run:
     accumulation = 1
     is_evaluation = runs_frozen = keeps_no_graph = is_of_job = steps_differ = may_evaluate = compares_samples = False
     calls_followed = samples_compared = 0
+    has_failed, kept_by_turns = False, (0, 0)
     names: dict[str, str] = {}  # noqa: RUF012
 
     def __init__(self, batch=16, works=True):
@@ -291,8 +292,19 @@ def test_an_evaluation_is_first_tried_with_smaller_batches():
     assert run.variations[0].sizes == {"batch": 4} and not run.variations[0].changes
 
 
+def test_a_run_that_failed_needs_more_than_there_is_though_its_rehearsal_just_fits():
+    run = Run()
+    usable = need(16)  # with which it ends, if the cache is divided as in the rehearsal
+    assert RemedyEvaluator(run, Situation(usable, GPU)).fits
+    run.has_failed = True
+    evaluator = RemedyEvaluator(run, Situation(usable, GPU))
+    assert not evaluator.fits and evaluator.needed_bytes > usable
+    assert any(one.key == "smaller_batch" and one.fits for one in evaluator.remedies())
+    assert RemedyEvaluator(run, Situation(3 * usable, GPU)).fits  # something else held memory then
+
+
 def test_when_the_time_is_over_the_rest_is_named(monkeypatch):
-    monkeypatch.setattr(pricing, "PATIENCE_SECONDS", -1)
+    monkeypatch.setattr(rehearsal, "PATIENCE_SECONDS", -1)
     run = Run()
     remedies = evaluated(run, need(2))
     unevaluated = [one for one in remedies if one.note and one.note.key == "reason_time"]

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from oom_magic.explain.diagnosis import Diagnosis
+from oom_magic.explain.evidence.causes import Cause, Confidence
+from oom_magic.explain.live.refinement import refine_with_turns
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.remedy import Situation, ranked
+from oom_magic.explain.sentences.causes import cause_in_words
 from oom_magic.memory.allocator.replay import minimum_device_bytes
 from oom_magic.memory.report import MemoryReport
 from oom_magic.predict.instrumentation import stop_rule
@@ -86,6 +90,18 @@ def test_turns_that_were_not_followed_take_what_they_would(cell: str) -> None:
     assert rehearsal.calls_followed == stop_rule.CALLS_COMPARED and report.timeline.was_continued
     assert not report.is_lower_bound
     assert sizes(report) == sizes(followed_whole(cell))
+
+
+def test_what_each_turn_keeps_is_the_cause_in_words() -> None:
+    rehearsal = rehearsed(LOOPS["a cache"])
+    rehearsal.begin([], 2**24)
+    token_bytes = 2 * 64 * 256 * 4  # a key and a value of each of 64 rows
+    assert rehearsal.kept_by_turns == (150, token_bytes)
+    failed = Diagnosis(failures=(), cause=Cause.ATTENTION_SCORES, evidence=(), confidence=Confidence.LIKELY, lang="en")
+    told = refine_with_turns(failed, 150, token_bytes, needed_bytes=200 * token_bytes)
+    words = cause_in_words(told.cause, told)
+    assert told.cause is Cause.ACTIVATIONS and "128.00 KiB more with every one, 18.75 MiB with all 150" in words
+    assert refine_with_turns(failed, 150, token_bytes, needed_bytes=2000 * token_bytes) == failed
 
 
 def test_of_many_turns_each_that_is_added_stands_for_several(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import transformers  # which sets variables itself
 before = dict(os.environ)
 from IPython.core.interactiveshell import InteractiveShell
 import oom_magic as om
-from oom_magic.explain.remedies import evaluation as prices
+from oom_magic.explain.remedies import rehearsal as prices
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.session import DrySession
 

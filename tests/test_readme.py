@@ -21,7 +21,7 @@ import pytest
 from PIL import Image
 from versions import recorded_with
 
-from oom_magic.explain.remedies import evaluation
+from oom_magic.explain.remedies import rehearsal
 
 ROOT = Path(__file__).parents[1]
 PAGES = {"en": ROOT / "README.md", "zh": ROOT / ".github" / "README.zh.md"}
@@ -67,7 +67,7 @@ def test_outputs_are_what_the_code_shows(
 ) -> None:
     pytest.importorskip("transformers")
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    monkeypatch.setattr(evaluation, "PATIENCE_SECONDS", 10_000)  # every remedy is priced, however slow the machine
+    monkeypatch.setattr(rehearsal, "PATIENCE_SECONDS", 10_000)  # every remedy is priced, however slow the machine
     page = PAGES[language].read_text(encoding="utf-8")
     assert len(_MARKED.findall(page)) == page.count("<!-- run") + page.count("<!-- shows")
     now = rendered(page, shell)

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 
 from oom_magic.explain.evidence.causes import Cause, Evidence
 from oom_magic.explain.live.holders import earlier_bytes
-from oom_magic.explain.live.refinement import refine_with_remedy, without_fragmentation, without_held
+from oom_magic.explain.live.refinement import (
+    refine_with_remedy,
+    refine_with_turns,
+    without_fragmentation,
+    without_held,
+)
 from oom_magic.explain.remedies.code import RELEASE, read_before_bound
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.from_text.choice import AGAINST
@@ -161,6 +166,7 @@ def _rehearsed(diagnosis: Diagnosis, evaluator: RemedyEvaluator, situation: Situ
         key = "calls_continued" if baseline.timeline.was_continued else "calls_followed"
         followed = Evidence(key, {"num_calls": evaluator.calls_followed})
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, followed))
+        diagnosis = refine_with_turns(diagnosis, *evaluator.kept_by_turns, needed)
     steps = {"num_steps": evaluator.steps_left_after} if evaluator.steps_left_after else {}
     if evaluator.fits:
         sizes = {"needed_bytes": evaluator.needed_bytes, "usable_bytes": situation.usable_bytes}

@@ -73,7 +73,12 @@ def _exchanged(trees: list[ast.Module], first: str, last: str, code: str) -> boo
         texts = [ast.unparse(one) for one in body]
         starts = [at for at, text in enumerate(texts) if text.splitlines()[0] == first]
         end = next(
-            (at for at, text in enumerate(texts) if starts and at >= starts[0] and text == (last or first)), None
+            (
+                at
+                for at, text in enumerate(texts)
+                if starts and at >= starts[0] and (text if last == "" else text.splitlines()[0]) == (last or first)
+            ),
+            None,
         )
         if end is not None:
             body[starts[0] : end + 1] = ast.parse(code).body

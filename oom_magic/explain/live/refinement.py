@@ -36,6 +36,7 @@ _GROWN = {
     "activation": Cause.ACTIVATIONS,
     "temporary": Cause.ACTIVATIONS,
 }
+_OF_A_STEP = (Cause.ACTIVATIONS, Cause.ATTENTION_SCORES, Cause.LOGITS_OR_LOSS, Cause.UNKNOWN)
 _PASSING = [CATEGORIES.index(one) for one in (Category.ACTIVATION, Category.INPUT, Category.TEMPORARY)]
 # A step may have a few forwards at once: both sides of a comparison, a policy and its reference.
 _MANY_CALLS = 5
@@ -124,6 +125,20 @@ def _by_the_turn(growth: Growth) -> tuple[Evidence, ...]:
         return ()
     values = {"turn_bytes": growth.num_bytes // growth.num_tensors, "count": growth.num_tensors}
     return (Evidence("growth_by_entry" if growth.are_entries else "growth_by_the_turn", values),)
+
+
+def refine_with_turns(diagnosis: Diagnosis, num_turns: int, turn_bytes: int, needed_bytes: int) -> Diagnosis:
+    """The diagnosis of a run without training whose loop has so many turns, each of which keeps so much more than the
+    one before, as a cache of keys and values does: the cause, where all together are most of what the run needs."""
+    grown = num_turns * turn_bytes
+    if grown < LEAST_SHARE * needed_bytes:
+        return diagnosis
+    values = {"turn_bytes": turn_bytes, "count": num_turns, "grown_bytes": grown}
+    diagnosis = replace(diagnosis, evidence=(Evidence("turns_keep", values), *diagnosis.evidence))
+    is_step = diagnosis.cause in _OF_A_STEP and diagnosis.confidence is not Confidence.CERTAIN
+    if not is_step or 2 * grown < needed_bytes:
+        return diagnosis
+    return replace(diagnosis, cause=Cause.ACTIVATIONS, confidence=Confidence.LIKELY)
 
 
 def refine_with_call(

@@ -21,6 +21,7 @@ from oom_magic.explain.remedies.own_code.dtype import in_single_precision, singl
 from oom_magic.explain.remedies.own_code.loops import frozen_without_gradients, own_arguments
 from oom_magic.explain.remedies.own_code.models import MadeInside, own_names
 from oom_magic.explain.remedies.own_code.placement import layers_moved, own_placement
+from oom_magic.explain.remedies.own_code.rows import leading_rows
 from oom_magic.explain.remedies.own_code.writing import CodeWriter, chains_in, own_code
 from oom_magic.explain.remedies.rehearsal import (
     STEPS,
@@ -106,6 +107,7 @@ class CellRehearsal:
         self._card: dict[str, Any] = {"gpu": gpu, "memory": memory, **(machine or {})}
         self.is_of_job = self._card.get("num_processes") is not None
         self._origin, self._start = origin, start
+        self.has_failed = start is not None
         self._find_in_the_way = find_in_the_way
         self._num_steps: StopAfter = STEPS
         self.parameters: dict[str, SizeParameter | None] = {}
@@ -118,7 +120,7 @@ class CellRehearsal:
         self._leaves_evaluations = True
         self.sizes: Mapping[str, int] = {}
         self.accumulation, self.steps_differ, self.calls_followed = 1, False, 0
-        self.samples_compared = 0
+        self.samples_compared, self.kept_by_turns = 0, (0, 0)
         self._most_seconds = math.inf
 
     def begin(self, changes: Sequence[Change], enough_bytes: int) -> MemoryReport:
@@ -136,11 +138,15 @@ class CellRehearsal:
         self._leaves_evaluations = training.stop_rule.leaves_evaluations
         self.steps_differ = report.timeline.was_left and training.sizes_differ and not self._largest.are_known
         self.samples_compared = self._largest.num_samples if self._largest.are_known else 0
+        left = training.turns.left
+        self.kept_by_turns = (0, 0) if left is None else left.kept(report.timeline)
         self._fullest = training.fullest_call(report)
         self._beside = [call for call in training.calls_of_peak(report) if call.has_gradients]
         self.sizes = {} if self._fullest is None else sizes_of_inputs(self._fullest.inputs)
         self.accumulation = self._survey.batches_per_step
         self._find_sample()
+        if self._fullest is None and self._never_trains:
+            self._find_rows()
         return report
 
     def begin_on(self, changes: Sequence[Change]) -> MemoryReport:
@@ -163,6 +169,12 @@ class CellRehearsal:
                     self.parameters["batch"], self.sizes = parameter, {**self.sizes, "batch": batch}
                     return
 
+    def _find_rows(self) -> None:
+        """The rows that a cell computes something of without a model, such as queries of a corpus."""
+        found = leading_rows(self._tree, self._names)
+        for parameter in () if found is None else find_rows(self._tree, self._names, found[1], True):
+            self.parameters["batch"], self.sizes = parameter, {"batch": found[1] if found else 0}
+
     def _named_batches(self, value: int) -> list[SizeParameter]:
         """What is called a batch, or stands first in shapes, and has that value."""
         found = find_size_parameters(self._tree, self._names, "batch", value, self._arguments)
@@ -174,8 +186,10 @@ class CellRehearsal:
         """Whether a model in evaluation mode ran at the peak, and not one that is trained so; or any, where nothing is
         trained."""
         fullest = self._fullest
-        is_trained = self._trains_at_peak or (fullest is not None and fullest.has_gradients and self._trains_so)
-        return fullest is not None and (not is_trained or self._never_trains)
+        if fullest is None:
+            return "batch" in self.sizes  # of rows
+        is_trained = self._trains_at_peak or (fullest.has_gradients and self._trains_so)
+        return not is_trained or self._never_trains
 
     @property
     def _never_trains(self) -> bool:
@@ -373,7 +387,8 @@ class CellRehearsal:
         if is_later:
             found.sort(key=lambda one: _EVALUATES.search(one.label) is None)
         is_whole = kind == "batch" and not is_later and not is_free
-        rows = find_rows(self._tree, self._names, self.sizes[what]) if is_whole else ()
+        is_by_row = kind == "batch" and not is_later and is_free
+        rows = find_rows(self._tree, self._names, self.sizes[what], is_free) if is_whole or is_by_row else ()
         for parameter in (*found[:_MOST_PARAMETERS], *rows):
             number = 0 if call is None else call.number
             expected = ExpectedInputs(number, lambda inputs: sizes_of_inputs(inputs).get(kind) == value)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import ast
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
-from oom_magic.explain.remedies.code import ACCELERATOR_SETTINGS, code_for, for_backend, is_python
 from oom_magic.explain.remedies.combining import likely_combinations
 from oom_magic.explain.remedies.fitting_sizes import divisors, largest_fitting, parts
-from oom_magic.explain.remedies.own_code.loops import own_arguments
-from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Rehearsal, Variation
+from oom_magic.explain.remedies.rehearsal import (
+    PATIENCE_SECONDS,
+    NotEvaluatedError,
+    Patience,
+    Rehearsal,
+    Variation,
+)
 from oom_magic.explain.remedies.remedy import Remedy, Situation, identity_of
+from oom_magic.explain.remedies.remedy_code import RemedyCode
 from oom_magic.explain.remedies.room import (
     DROPPED,
     dropping,
@@ -27,15 +30,12 @@ from oom_magic.explain.remedies.room import (
     with_segments,
 )
 from oom_magic.explain.remedies.specs import STEP, RemedySpec, mends_growth, remedy_specs
+from oom_magic.memory.allocator.segments import GRANULE_BYTES
 
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.what_if.change import Change
 
-# Rehearsals end before this many seconds of computing, if a further one would take as long as the longest so far.
-PATIENCE_SECONDS = 55
-# On a busy machine rehearsals may take this many times longer.
-_BUSY = 4
 # A remedy that saves less than this share of what the run needs is not worth a line.
 _LEAST_SAVING = 0.01
 # Remedies up to this cost leave model, data and training as they are; if one fits, nothing is combined.
@@ -61,8 +61,8 @@ class RemedyEvaluator:
         self._rehearsal = rehearsal
         self._situation = situation
         self._first = tuple(first)
-        self._start = time.monotonic(), time.process_time()
-        self._longest = 0.0
+        self._patience = Patience()
+        self._writer = RemedyCode(rehearsal, situation.style, situation.backend)
         self._tried: set[frozenset[str]] = set()  # combinations
         self._released: Remedy | None = None  # what earlier cells hold needlessly: other changes come after it
         self._after = Variation()  # with it
@@ -70,12 +70,22 @@ class RemedyEvaluator:
         self._in_pieces: list[tuple[Remedy, MemoryReport]] = []  # that fit but for the allocator's segments
         self._candidates = remedy_specs(situation)
         made = [change for one in self._candidates if one.variation for change in one.variation.changes]
-        self._baseline = self._timed(lambda: rehearsal.begin(made, situation.usable_bytes))
+        self._baseline = self._patience.timed(lambda: rehearsal.begin(made, situation.usable_bytes))
         self.needed_bytes = needed_bytes(self._baseline)
         if self.fits and self.steps_left_after and rehearsal.may_evaluate and not situation.is_leaking:
-            self._baseline = self._timed(lambda: rehearsal.begin_on(made))
+            self._baseline = self._patience.timed(lambda: rehearsal.begin_on(made))
             self.needed_bytes = needed_bytes(self._baseline)
+        if self._has_failed_narrowly:
+            self.needed_bytes = max(self._baseline.peak_reserved_bytes, situation.usable_bytes + GRANULE_BYTES)
         self._is_evaluation = situation.phase == "evaluation" or rehearsal.is_evaluation
+
+    @property
+    def _has_failed_narrowly(self) -> bool:
+        """Whether what was rehearsed is the run that failed, and would just fit: by how the cache happens to be divided
+        a run needs up to what it reserves where there is room, and this one needed more than there is."""
+        situation, reserved = self._situation, self._baseline.peak_reserved_bytes
+        is_told = situation.is_leaking or situation.is_filled_by_held(reserved) or situation.raised is not None
+        return self.fits and self._rehearsal.has_failed and not is_told and reserved > situation.safe_bytes
 
     @property
     def steps_left_after(self) -> int:
@@ -97,6 +107,11 @@ class RemedyEvaluator:
     def calls_followed(self) -> int:
         """After so many calls of models each run was left, as no optimizer ever steps in it; 0: none was."""
         return self._rehearsal.calls_followed
+
+    @property
+    def kept_by_turns(self) -> tuple[int, int]:
+        """How many turns its loop has, and the bytes that each more leaves; (0, 0): it has none that is told so."""
+        return self._rehearsal.kept_by_turns
 
     @property
     def baseline(self) -> MemoryReport:
@@ -145,10 +160,11 @@ class RemedyEvaluator:
         """
         variation = self._variations.get(identity_of(remedy))
         is_evaluated = self.steps_left_after and not self._situation.is_leaking and self._rehearsal.may_evaluate
-        if variation is None or not (is_evaluated or self.calls_followed) or self._is_late():
+        differ = self.steps_differ or self.samples_compared  # blocks of many sizes leave the cache in more pieces
+        if variation is None or not (is_evaluated or differ or self.calls_followed) or self._patience.is_over:
             return remedy, 0
         try:
-            report = self._timed(lambda: self._rehearsal.run_on(variation.with_(self._after)))
+            report = self._patience.timed(lambda: self._rehearsal.run_on(variation.with_(self._after)))
         except NotEvaluatedError:
             return remedy, 0
         now = needed_bytes(report, variation.batches)
@@ -169,7 +185,7 @@ class RemedyEvaluator:
         @cache
         def need(size: int) -> int:
             smaller = variation.with_(Variation(sizes={"evaluation": size}))
-            reports[size] = self._timed(lambda: self._rehearsal.run_on(smaller.with_(self._after)))
+            reports[size] = self._patience.timed(lambda: self._rehearsal.run_on(smaller.with_(self._after)))
             return needed_bytes(reports[size], smaller.batches)
 
         limits = (self._situation.safe_bytes, self._situation.usable_bytes)
@@ -185,7 +201,7 @@ class RemedyEvaluator:
             whole = self._with_code(whole, whole.key, whole.values)
         else:
             alone = self._with_code(remedy, "later_evaluation", {"name": name, "after": after})
-            whole = replace(whole, code=self._joined([remedy.code, alone.code]))
+            whole = replace(whole, code=self._writer.joined([remedy.code, alone.code]))
         return self._with_saving(whole, reports[after], need(after))
 
     def _growth_stopped(self) -> Iterator[Remedy]:
@@ -311,7 +327,7 @@ class RemedyEvaluator:
             return
         try:
             self._rehearsal.check(candidate.variation)
-            if self._is_late():
+            if self._patience.is_over:
                 yield replace(remedy, note=Evidence("reason_time", {"seconds": PATIENCE_SECONDS}))
                 return
             what = next(iter(candidate.variation.sizes), None)
@@ -359,17 +375,7 @@ class RemedyEvaluator:
         return self._with_code(remedy, key, values)
 
     def _with_code(self, remedy: Remedy, key: str, values: Mapping[str, Any]) -> Remedy:
-        """The remedy with its code: the user's own statements, where the change can be written into them."""
-        code, language = code_for(key, self._situation.style, {**self._rehearsal.names, **values})
-        if self._situation.style != "trainer":
-            own = self._rehearsal.own_code(key, values)
-            is_setting = self._situation.style == "accelerate" and key in ACCELERATOR_SETTINGS
-            code = code if own is None or (is_setting and not own) else own
-        if self._situation.style == "trainer":
-            code = self._rehearsal.own_arguments(code) or code
-        if language == "python" and not is_python(code):
-            code = ""
-        code = for_backend(code, self._situation.backend)
+        code, language = self._writer.of(key, values)
         return replace(remedy, code=code, language=language)
 
     def _with_saving(self, remedy: Remedy, report: MemoryReport, now: int) -> Remedy:
@@ -441,7 +447,7 @@ class RemedyEvaluator:
             possible = [chosen for chosen in possible if any(one.key == DROPPED for one, _ in chosen)]
         for chosen in possible[:_MOST_COMBINATIONS]:
             keys = frozenset(one.key for one, _ in chosen)
-            if self._is_late():
+            if self._patience.is_over:
                 return
             if keys in self._tried:
                 continue
@@ -465,7 +471,7 @@ class RemedyEvaluator:
                 changed = changed.with_(one.variation)
         values["keys"] = tuple(one.key for one, _ in chosen)
         codes = [remedy.code for _, remedy in chosen if "accumulation" not in remedy.values]
-        joined = self._joined_bare if "fully_sharded" in values["keys"] else self._joined
+        joined = self._writer.joined_bare if "fully_sharded" in values["keys"] else self._writer.joined
         remedy = replace(self._remedy("combination", cost, "combination", values), code=joined(codes))
         if not any(one.variation and one.variation.sizes for one, _ in chosen):
             report = self._run(changed)
@@ -479,19 +485,6 @@ class RemedyEvaluator:
         self._variations[identity_of(together)] = self._variations[identity_of(smaller)]
         return together
 
-    def _joined_bare(self, codes: Sequence[str]) -> str:
-        """The same for a model that FSDP2 leaves without DDP's wrapper."""
-        names = self._rehearsal.names
-        joined = self._joined(codes)
-        return joined.replace(names["inner"], names["model"]) if "inner" in names else joined
-
-    def _joined(self, codes: Sequence[str]) -> str:
-        """The code of several changes, "" where one lacks it; changes of Trainer's arguments share one call."""
-        joined = "\n\n".join(codes) if all(codes) else ""
-        if self._situation.style != "trainer" or not is_python(joined):
-            return joined
-        return self._rehearsal.own_arguments(joined) or own_arguments(ast.parse(joined), joined) or joined
-
     @property
     def _between_steps_bytes(self) -> int:
         """Memory kept between steps, at the peak of the unchanged run."""
@@ -504,19 +497,4 @@ class RemedyEvaluator:
         return None if batch is None else batch * self._rehearsal.accumulation
 
     def _run(self, variation: Variation) -> MemoryReport:
-        return self._timed(lambda: self._rehearsal.run(variation.with_(self._after)))
-
-    def _timed(self, run: Callable[[], MemoryReport]) -> MemoryReport:
-        start = self._elapsed()
-        try:
-            return run()
-        finally:
-            self._longest = max(self._longest, self._elapsed() - start)
-
-    def _elapsed(self) -> float:
-        """CPU seconds since the start, or the estimate for an idle machine."""
-        start, start_of_process = self._start
-        return max(time.process_time() - start_of_process, (time.monotonic() - start) / _BUSY)
-
-    def _is_late(self) -> bool:
-        return self._elapsed() + self._longest > PATIENCE_SECONDS
+        return self._patience.timed(lambda: self._rehearsal.run(variation.with_(self._after)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from oom_magic.predict.what_if.change import Change
     from oom_magic.predict.what_if.survey import Survey
 
+# Rehearsals end before this many seconds of computing, if a further one would take as long as the longest so far.
+PATIENCE_SECONDS = 55
+# On a busy machine rehearsals may take this many times longer.
+_BUSY = 4
 # What PyTorch and Python raise for types and shapes that do not go together; of what a dry run cannot follow there are
 # classes of its own.
 _OF_CODE = (RuntimeError, TypeError, ValueError, IndexError)
@@ -50,6 +55,32 @@ class Variation:
         return Variation((*self.parts, *other.parts), {**self.sizes, **other.sizes}, mended, dropped, batches)
 
 
+class Patience:
+    """How long the rehearsals of one explanation may take."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic(), time.process_time()
+        self._longest = 0.0
+
+    def timed(self, run: Callable[[], MemoryReport]) -> MemoryReport:
+        """What ``run`` returns; a further one is expected to take as long as the longest."""
+        start = self._elapsed()
+        try:
+            return run()
+        finally:
+            self._longest = max(self._longest, self._elapsed() - start)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a further one would take too long."""
+        return self._elapsed() + self._longest > PATIENCE_SECONDS
+
+    def _elapsed(self) -> float:
+        """CPU seconds since the start, or the estimate for an idle machine."""
+        start, start_of_process = self._start
+        return max(time.process_time() - start_of_process, (time.monotonic() - start) / _BUSY)
+
+
 class NotEvaluatedError(Exception):
     """The reason why a variation cannot be rehearsed; ``applies`` is False where it would change nothing.
 
@@ -79,6 +110,10 @@ class Rehearsal(Protocol):
         """``"batch"`` and ``"seq"``, where they are known; ``"evaluation"``: see ``run_on``."""
 
     @property
+    def has_failed(self) -> bool:
+        """Whether the run as it is ran out of memory on this card."""
+
+    @property
     def accumulation(self) -> int:
         """Batches per optimizer step."""
 
@@ -106,6 +141,10 @@ class Rehearsal(Protocol):
     @property
     def calls_followed(self) -> int:
         """After so many calls of outermost modules a run is left whose optimizers never step; 0: it is not."""
+
+    @property
+    def kept_by_turns(self) -> tuple[int, int]:
+        """How many turns its loop has where such a run is left, and the bytes that each more leaves; (0, 0): none."""
 
     @property
     def is_evaluation(self) -> bool:
@@ -161,8 +200,9 @@ class SetupRehearsal:
     """The training code that a TrainingSetup writes."""
 
     is_evaluation = keeps_no_graph = is_of_job = steps_differ = may_evaluate = compares_samples = False
-    runs_frozen = False
+    runs_frozen = has_failed = False
     calls_followed = samples_compared = 0
+    kept_by_turns = 0, 0
 
     def __init__(self, setup: TrainingSetup) -> None:
         self.setup = setup

@@ -17,9 +17,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.explain.live.called import object_of
-from oom_magic.explain.remedies.own_code.loops import is_module
+from oom_magic.explain.remedies.own_code.loops import is_stored
 from oom_magic.explain.remedies.own_code.parts import first_rows, rows_read
+from oom_magic.explain.remedies.own_code.rows import computed_in_parts, in_rows, model_calls
 
 if TYPE_CHECKING:
     from oom_magic.predict.what_if.change import Inputs
@@ -58,11 +58,28 @@ class SizeParameter:
     rows: tuple[str, ...] = ()
 
 
-def find_rows(tree: ast.Module, names: Mapping[str, Any], value: int) -> Iterator[SizeParameter]:
-    """The data of earlier cells that a step takes as a whole, ``value`` rows."""
+def find_rows(
+    tree: ast.Module, names: Mapping[str, Any], value: int, are_free: bool = False
+) -> Iterator[SizeParameter]:
+    """The data of earlier cells that a step takes as a whole, ``value`` rows. ``are_free``: nothing is trained, and
+    statements compute each row by itself."""
     rows = rows_read(tree, names, value)
-    if rows:
+    if are_free:
+        found = next((name for name in rows if computed_in_parts(tree, names, name, 1)), None)
+        if found is not None and "torch" in names:
+            yield SizeParameter(found, False, partial(_computed_in_parts, found))
+    elif rows:
         yield SizeParameter("", False, lambda _, seen, number: first_rows(rows, seen, number), rows=rows)
+
+
+@contextmanager
+def _computed_in_parts(rows: str, tree: ast.Module, names: dict[str, Any], value: int) -> Iterator[None]:
+    before, made = tree.body, computed_in_parts(tree, names, rows, value)
+    tree.body = before if made is None else made.body
+    try:
+        yield
+    finally:
+        tree.body = before
 
 
 def find_size_parameters(
@@ -368,36 +385,25 @@ def _of_loader(label: str, holder: Any, pattern: re.Pattern[str], value: int) ->
 
 
 def _wholes(tree: ast.Module, names: Mapping[str, Any], value: int) -> Iterator[SizeParameter]:
-    """Calls of models in the cell with all ``value`` rows of a tensor at once, which may be called with parts of it."""
-    for node in ast.walk(tree):
-        for field, old in ast.iter_fields(node):
-            if isinstance(old, ast.Call) and is_module(object_of(old.func, names)) and len(old.args) == 1:
-                rows = _rows_of(old.args[0])
-                shape = getattr(object_of(rows, names), "shape", ())
-                if "torch" in names and not old.keywords and shape[:1] == (value,):
-                    yield SizeParameter("", False, partial(_in_parts, node, field, ast.unparse(old), ast.unparse(rows)))
-
-
-def _rows_of(argument: ast.expr) -> ast.expr:
-    """What an argument is made of by methods: ``x`` of ``x.float().cuda()``."""
-    while isinstance(argument, ast.Call) and isinstance(argument.func, ast.Attribute):
-        argument = argument.func.value
-    return argument
+    """Calls of models in the cell with all ``value`` rows of tensors at once, which may be called with parts."""
+    bound = {node.id for node in ast.walk(tree) if is_stored(node)}
+    for holder, key, taken in model_calls(tree, names):
+        if "torch" in names and in_rows(taken, names, bound, value, 1):
+            in_parts = partial(in_rows, taken, names, bound, value)
+            yield SizeParameter("", False, partial(_called_in_parts, holder, key, in_parts))
 
 
 @contextmanager
-def _in_parts(
-    node: ast.AST, field: str, call: str, rows: str, _tree: ast.Module, _names: dict[str, Any], value: int
+def _called_in_parts(
+    holder: Any, key: Any, in_parts: Callable[[int], str], _tree: ast.Module, _names: dict[str, Any], value: int
 ) -> Iterator[None]:
-    before = getattr(node, field)
-    model, _, given = call.partition("(")
-    each = f"{model}({given.replace(rows, 'part', 1)}"
-    setattr(node, field, ast.parse(f"torch.cat([{each} for part in {rows}.split({value})])", mode="eval").body)
-    ast.fix_missing_locations(ast.copy_location(getattr(node, field), before))
+    before = holder[key]
+    made = ast.parse(in_parts(value), mode="eval").body
+    holder[key] = ast.fix_missing_locations(ast.copy_location(made, before))
     try:
         yield
     finally:
-        setattr(node, field, before)
+        holder[key] = before
 
 
 def _settings(label: str, holder: Any, pattern: re.Pattern[str], value: int, depth: int) -> Iterator[SizeParameter]:

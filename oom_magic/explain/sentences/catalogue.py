@@ -44,6 +44,16 @@ CATALOGUE: Sentences = {
         "The working memory of one pass does not fit: it grows with the input (length, image size, requests or"
         " rows at a time)."
     ),
+    "cause_activations_cache": (
+        "The KV cache does not fit beside the rest: it grows with each token and with the batch."
+    ),
+    "cause_activations_cache_by_turn": (
+        "The KV cache does not fit: it grows by {turn_bytes} with each token, to {grown_bytes} with all {count}."
+    ),
+    "cause_activations_by_turn": (
+        "What the loop keeps of each iteration does not fit: {turn_bytes} more with every one, {grown_bytes} with all"
+        " {count}. A KV cache grows so with each token."
+    ),
     "cause_activations_trial": (
         "The server's trial run does not fit: before it allocates its KV cache, it computes the largest batch"
         " that it is configured for."
@@ -199,8 +209,8 @@ CATALOGUE: Sentences = {
     ),
     "largest_sample": (
         "The samples of the data have different sizes: most rehearsed batches have the largest of the {count} in them,"
-        " as one batch of each epoch has. Blocks of many sizes can leave the cache in more pieces, which takes a few"
-        " percent more."
+        " as one batch of each epoch has. Blocks of many sizes leave the cache in more pieces with time: the first"
+        " change was followed through more batches for that, and in another order they can take a few percent more."
     ),
     "calls_followed": (
         "The cell runs no optimizer step: the estimates are for its first {num_calls} calls of a model; later"
@@ -210,56 +220,15 @@ CATALOGUE: Sentences = {
         "The cell runs no optimizer step: its first {num_calls} calls of a model were followed, and the iterations that"
         " are left of its loop were taken to go on like the last ones, with sizes that grow on as theirs did."
     ),
+    "turns_keep": (
+        "Each iteration of the loop keeps {turn_bytes} more than the one before: {grown_bytes} with all {count} of"
+        " them."
+    ),
     "later_takes_more": (
         "The steps fit with the first of these changes, but what follows them, such as an evaluation, takes more:"
         " {needed_bytes} by the end."
     ),
     "no_message": "The text contains no error message about memory.",
-    # The budget's rows.
-    "budget_allocated": "allocated to tensors",
-    "budget_private_pools": "private pools of CUDA graphs",
-    "budget_stuck": "stuck in PyTorch's cache",
-    "budget_reserved": "reserved by PyTorch",
-    "budget_own_process": "this process",
-    "budget_own_outside": "this process, outside PyTorch",
-    "budget_other_processes": "other processes",
-    "budget_listed_process": "the process that the message lists: this one or another",
-    "budget_mps_other": "other allocations on this Mac's GPU",
-    "budget_free": "free",
-    "budget_rounding": "rounding of the printed sizes",
-    "budget_unexplained": "held by no listed process",
-    "budget_outside": "outside PyTorch: CUDA context, libraries, other processes",
-    "budget_outside_device": "outside PyTorch: the device's context, libraries, other processes",
-    "budget_in_system_memory": "moved to host memory",
-    "budget_contradiction": "the printed sizes contradict each other",
-    "budget_above_limit": "above PyTorch's own limit",
-    "budget_not_said": "not stated",
-    "budget_capacity": "capacity",
-    "budget_limit": "PyTorch's limit",
-    # Tensors that may have been requested.
-    "tensor_name_attention_scores": "the attention scores",
-    "tensor_name_logits": "the logits",
-    "tensor_name_mlp_activation": "an activation of the feed-forward layer",
-    "tensor_name_hidden_states": "hidden states",
-    "tensor_name_qkv": "queries, keys and values together",
-    "tensor_name_embedding_weight": "the embedding's or output layer's weight",
-    "tensor_name_mlp_weight": "a weight of the feed-forward layer",
-    "tensor_name_attention_weight": "a weight of the attention layer",
-    "tensor_name_all_parameters": "a copy of all parameters",
-    "tensor_name_stated": "the array or tensor whose shape is written there",
-    "tensor_not_printed": "The message does not state the requested size.",
-    "tensor_nameless": (
-        "2.00 and 20.00 MiB are what PyTorch requests when any small tensor needs room: they do not identify a tensor."
-    ),
-    "tensor_none_fits": (
-        "No common tensor of this model has the requested size: its batches may be longer than the text says, or"
-        " it is another model."
-    ),
-    "tensor_other_length": (
-        "At the length in the text, no common tensor of this model has the requested size; at a shorter length,"
-        " these do."
-    ),
-    "tensor_unknown_model": "Nothing is known about the model, and no common shape has this size.",
     # Assessments of PyTorch's own tip.
     "tip_delays": (
         "PyTorch's tip would only have delayed it: {stuck_bytes} stuck in its cache would have covered these"

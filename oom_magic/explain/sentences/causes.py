@@ -22,6 +22,7 @@ _COPY_SUFFIXES = {
     "one_device_holds_more": "_crowded",
     "ranks_load_to_one": "_crowded",
 }
+_CACHE, _BY_TURNS = "tensor_kv_cache", "turns_keep"
 _GROWTH_WITHIN_STEP = ("name_sums_a_step", "comprehension_sums_a_step")
 
 
@@ -57,6 +58,8 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = "_trial"
     elif cause is Cause.ACTIVATIONS and any(one.key in _GROWTH_WITHIN_STEP for one in diagnosis.evidence):
         suffix = "_together"
+    elif cause is Cause.ACTIVATIONS and {_CACHE, _BY_TURNS} & {one.key for one in diagnosis.evidence}:
+        return _of_cache_in_words(diagnosis)
     elif cause is Cause.ACTIVATIONS and _infers(diagnosis):
         suffix = "_inference"
     return translate(f"cause_{cause.value}{suffix}", diagnosis.lang)
@@ -65,6 +68,13 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
 def _is_beside_pytorch(diagnosis: Diagnosis) -> bool:
     """Whether PyTorch runs there, whose allocator the request went around."""
     return is_of_pytorch(diagnosis) and not (diagnosis.program and not PROGRAMS_BY_KEY[diagnosis.program].is_torch)
+
+
+def _of_cache_in_words(diagnosis: Diagnosis) -> str:
+    """What a loop keeps of each turn, with its sizes where a rehearsal has told them."""
+    known = {one.key: one.values for one in diagnosis.evidence}
+    suffix = ("_cache" if _CACHE in known else "") + ("_by_turn" if _BY_TURNS in known else "")
+    return translate(f"cause_activations{suffix}", diagnosis.lang, **known.get(_BY_TURNS, {}))
 
 
 def _has_no_cache(failure: Failure) -> bool:

@@ -8,6 +8,51 @@ from __future__ import annotations
 from oom_magic.language import Plural, Sentences
 
 PAGE_CATALOGUE: Sentences = {
+    # The budget's rows.
+    "budget_allocated": "allocated to tensors",
+    "budget_private_pools": "private pools of CUDA graphs",
+    "budget_stuck": "stuck in PyTorch's cache",
+    "budget_reserved": "reserved by PyTorch",
+    "budget_own_process": "this process",
+    "budget_own_outside": "this process, outside PyTorch",
+    "budget_other_processes": "other processes",
+    "budget_listed_process": "the process that the message lists: this one or another",
+    "budget_mps_other": "other allocations on this Mac's GPU",
+    "budget_free": "free",
+    "budget_rounding": "rounding of the printed sizes",
+    "budget_unexplained": "held by no listed process",
+    "budget_outside": "outside PyTorch: CUDA context, libraries, other processes",
+    "budget_outside_device": "outside PyTorch: the device's context, libraries, other processes",
+    "budget_in_system_memory": "moved to host memory",
+    "budget_contradiction": "the printed sizes contradict each other",
+    "budget_above_limit": "above PyTorch's own limit",
+    "budget_not_said": "not stated",
+    "budget_capacity": "capacity",
+    "budget_limit": "PyTorch's limit",
+    # Tensors that may have been requested.
+    "tensor_name_attention_scores": "the attention scores",
+    "tensor_name_logits": "the logits",
+    "tensor_name_mlp_activation": "an activation of the feed-forward layer",
+    "tensor_name_hidden_states": "hidden states",
+    "tensor_name_qkv": "queries, keys and values together",
+    "tensor_name_embedding_weight": "the embedding's or output layer's weight",
+    "tensor_name_mlp_weight": "a weight of the feed-forward layer",
+    "tensor_name_attention_weight": "a weight of the attention layer",
+    "tensor_name_all_parameters": "a copy of all parameters",
+    "tensor_name_stated": "the array or tensor whose shape is written there",
+    "tensor_not_printed": "The message does not state the requested size.",
+    "tensor_nameless": (
+        "2.00 and 20.00 MiB are what PyTorch requests when any small tensor needs room: they do not identify a tensor."
+    ),
+    "tensor_none_fits": (
+        "No common tensor of this model has the requested size: its batches may be longer than the text says, or"
+        " it is another model."
+    ),
+    "tensor_other_length": (
+        "At the length in the text, no common tensor of this model has the requested size; at a shorter length,"
+        " these do."
+    ),
+    "tensor_unknown_model": "Nothing is known about the model, and no common shape has this size.",
     "title_requested": "Out of memory: {requested_bytes} did not fit",
     "title_device": "Out of device memory",
     "title_memory": "Out of memory",

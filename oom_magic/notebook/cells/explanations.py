@@ -86,13 +86,16 @@ def _as_it_was(growth: Growth | None, names: Mapping[str, Any], start: StartingP
     """The statement that takes what grew back to what it was when the cell began; "" where no earlier cell made it."""
     if growth is None or start is None:
         return ""
-    grown = object_of(ast.parse(growth.name, mode="eval").body, names)
+    node = ast.parse(growth.name, mode="eval").body
+    grown = object_of(node, names)
     if growth.is_joined:
         line = newest_of(growth.code, growth.name, start.rows_of(growth.name)) if start.rows_of(growth.name) else ""
         return line and f"{growth.name} = {growth.name}{line.removeprefix(growth.code)}.clone()"
     length = start.length_of(grown) if isinstance(grown, (list, dict, set, deque)) else None
     if length is None:
-        return ""
+        owner = object_of(node.value, names) if isinstance(node, ast.Subscript) else None
+        is_entry = isinstance(owner, (list, dict)) and owner is not grown and start.length_of(owner) is not None
+        return f"{growth.name}.clear()" if is_entry else ""  # which the cell made in what an earlier cell made
     return f"del {growth.name}[{length}:]" if length and isinstance(grown, list) else f"{growth.name}.clear()"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from oom_magic.memory.later_turns import with_later_turns
-from oom_magic.memory.timeline import Timeline
+from oom_magic.memory.timeline import MarkKind, Timeline
 from oom_magic.predict.instrumentation.loops import Loops
 
 CALLS_COMPARED = 72  # before the rest of a loop is told from the turns that were followed
@@ -132,3 +132,14 @@ class LeftLoop(NamedTuple):
     def continued(self, timeline: Timeline, card: int) -> Timeline | None:
         """A card's timeline with the turns to come; None where what they take cannot be told."""
         return with_later_turns(timeline, [events[card] for events in self.starts], self.num_left)
+
+    def kept(self, continued: Timeline) -> tuple[int, int]:
+        """How many turns there are in all, and the bytes that each one to come leaves on the card of ``continued``."""
+        if not self.num_left or not continued.was_continued:
+            return self.num_turns, 0
+        at = continued.positions(MarkKind.CONTINUED)[-1]
+        before, after = (
+            int(continued.requested_bytes[continued.live_at(position)].sum())
+            for position in (at - 1, continued.num_events - 1)
+        )
+        return self.num_turns + self.num_left, max(after - before, 0) // self.num_left

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.live.called import called_in
@@ -88,7 +88,7 @@ class CodeWriter:
     def with_sizes(self, overridden: Mapping[SizeParameter, int], accumulation: int) -> str:
         """The statements changed by sizes, and assignments for those that other cells set; with more than one batch per
         step, the loop, too."""
-        before, words = {ast.unparse(one) for one in self._tree.body}, list(self._arguments)
+        before, words = [ast.unparse(one) for one in self._tree.body], list(self._arguments)
         with contextlib.ExitStack() as stack:
             for parameter, value in overridden.items():
                 stack.enter_context(parameter.override(self._tree, self._names, value))
@@ -97,7 +97,7 @@ class CodeWriter:
                 return f"%run {shlex.join(self._arguments)}"
             changed = [*targets, *shown(self._tree, before)]
             if accumulation == 1 or not changed:
-                return "\n".join(changed)
+                return "\n".join([*changed, *_instead_of(before, self._tree)])
             sizes = {name for one in overridden for name in (one.label, one.target) if name}
             tree = accumulating(self._tree, accumulation, sizes)
             if tree is not None:
@@ -113,6 +113,14 @@ class CodeWriter:
                 is_notebooks = is_cell(one.file) and getattr(self._names.get(name), "__name__", "") == name
                 return "\n".join(shown(tree, ())) if is_notebooks else loop_of(tree)
         return f"# step the optimizer every {accumulation} batches and divide each loss by that number"
+
+
+def _instead_of(before: Sequence[str], tree: ast.Module) -> Iterator[str]:
+    """What several statements are replaced by others together stands for."""
+    now = {ast.unparse(one) for one in tree.body}
+    gone = [text.partition("\n")[0] for text in before if text not in now]
+    if len(before) != len(tree.body) and gone:
+        yield f"# instead of {' ... '.join(dict.fromkeys([gone[0], gone[-1]]))}"
 
 
 def chains_in(names: Mapping[str, Any]) -> set[str]:

@@ -1,0 +1,266 @@
+"""What the user's code computes for each row of its data by itself, done for some of the rows at a time.
+
+No model's graph is kept there: where a model runs, it evaluates.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from oom_magic.explain.live.called import NOTHING, called_in, object_of
+from oom_magic.explain.remedies.code import read_before_bound
+from oom_magic.explain.remedies.own_code.loops import copied, is_module, is_stored
+
+# Methods of models that compute rows by themselves, as calling the model does.
+_OF_ROWS = re.compile(r"^(generate|encode|forward|embed|predict|sample|decode|infer|transform)|_features$|^__call__$")
+_AT = "at"
+# What mixes rows, unless it is told another dimension; the place of that argument.
+_ALONG = {
+    **dict.fromkeys(
+        ("mean", "sum", "max", "min", "std", "var", "argmax", "argmin", "softmax", "log_softmax", "logsumexp", "cumsum",
+         "prod", "median", "any", "all", "amax", "amin", "argsort", "sort", "cat", "concat", "stack"),
+        0,
+    ),
+    "topk": 1,
+    "norm": 1,
+    "normalize": 1,
+}  # fmt: skip
+_ALONG_LAST = frozenset({"topk", "sort", "argsort", "normalize"})  # unless another is given
+_MIXING = frozenset({"nonzero", "unique", "flatten", "view", "reshape", "permute", "transpose", "backward", "item"})
+
+
+def model_calls(tree: ast.Module, names: Mapping[str, Any]) -> Iterator[tuple[Any, Any, ast.expr]]:
+    """The calls of models in the cell, each with what is taken of its result, and the place where it stands: a list or
+    a dictionary of fields, and the key there."""
+    inside: set[int] = set()
+    for node in ast.walk(tree):  # what is outside comes first
+        for key, value in list(vars(node).items()):
+            places = enumerate(value) if isinstance(value, list) else [(key, value)]
+            for at, one in places:
+                call = _call_of(one)
+                if call is not None and id(call) not in inside and _is_of_model(call, names):
+                    inside.add(id(call))
+                    yield (value if isinstance(value, list) else vars(node)), at, one
+
+
+def _call_of(taken: Any) -> ast.Call | None:
+    """The call of which an attribute, or the same of each row, is taken: ``model(x).logits[:, -1]``."""
+    while True:
+        match taken:
+            case (
+                ast.Attribute(value=value)
+                | ast.Subscript(value=value, slice=ast.Tuple(elts=[ast.Slice(None, None, None), *_]))
+            ):
+                taken = value
+            case ast.Call():
+                return taken
+            case _:
+                return None
+
+
+def in_rows(taken: ast.expr, names: Mapping[str, Any], bound: Collection[str], number: int, after: int) -> str:
+    """What is taken of a model's call on ``number`` rows, of calls on ``after`` rows each and joined; "" where it is
+    not known what of its arguments has the rows. Names ``bound`` by the code are taken to have them."""
+    part = copied(taken)
+    call = _call_of(part)
+    if call is None or any(isinstance(one, ast.Starred) for one in call.args):
+        return ""
+    rows = _Rows(names, bound, number, after)
+    call.args = [rows.visit(one) for one in call.args]
+    for one in call.keywords:
+        one.value = rows.of_all(one.value) if one.arg is None else rows.visit(one.value)
+    if not rows.length:
+        return ""
+    each, steps = ast.unparse(part), f"range(0, {rows.length}, {after})"
+    if not ast.unparse(call.func).endswith(".generate"):
+        return f"torch.cat([{each} for {_AT} in {steps}])"
+    padding = next(
+        (f", padding_value={ast.unparse(one.value)}" for one in call.keywords if one.arg == "pad_token_id"), ""
+    )
+    return f"torch.nn.utils.rnn.pad_sequence([row for {_AT} in {steps} for row in {each}], batch_first=True{padding})"
+
+
+def _is_of_model(call: ast.Call, names: Mapping[str, Any]) -> bool:
+    function = call.func
+    if is_module(object_of(function, names)):
+        return True
+    return (
+        isinstance(function, ast.Attribute)
+        and bool(_OF_ROWS.search(function.attr))
+        and is_module(object_of(function.value, names))
+    )
+
+
+class _Rows(ast.NodeTransformer):
+    """Some rows in place of what has all of them; ``length`` is how many those are."""
+
+    def __init__(self, names: Mapping[str, Any], bound: Collection[str], number: int, after: int) -> None:
+        self._names, self._bound, self._number, self._after = names, bound, number, after
+        self.length = ""
+
+    def of_all(self, mapping: ast.expr) -> ast.expr:
+        """Some rows of all that a mapping has: ``**inputs``."""
+        text = ast.unparse(mapping)
+        self.length = self.length or f"len(next(iter({text}.values())))"
+        return _parsed(f"{{name: value[{_AT}:{_AT} + {self._after}] for name, value in {text}.items()}}")
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        """Not the function itself."""
+        if isinstance(node.func, ast.Attribute):
+            node.func.value = self.visit(node.func.value)
+        node.args = [self.visit(one) for one in node.args]
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """A name of rows."""
+        return self._of_rows(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        """An entry that is rows."""
+        return self._of_rows(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """An attribute that is rows."""
+        return self._of_rows(node)
+
+    def _of_rows(self, node: ast.expr) -> ast.expr:
+        root = node
+        while isinstance(root, (ast.Attribute, ast.Subscript)):
+            root = root.value
+        value = NOTHING if isinstance(root, ast.Name) and root.id in self._bound else object_of(node, self._names)
+        is_known = value is not NOTHING
+        if is_known and tuple(getattr(value, "shape", ()))[:1] != (self._number,):
+            return node
+        text = ast.unparse(node)
+        self.length = self.length or f"len({text})"
+        return _parsed(f"{text}[{_AT}:{_AT} + {self._after}]")
+
+
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def leading_rows(tree: ast.Module, names: Mapping[str, Any]) -> tuple[str, int] | None:
+    """The tensor of an earlier cell, and its number of rows, that the cell may take some rows at a time; None: none."""
+    read = [node.id for node in _in_order(tree) if isinstance(node, ast.Name)]
+    for name in dict.fromkeys(read):
+        shape = tuple(getattr(names.get(name), "shape", ())) if _is_tensor(names.get(name)) else ()
+        if len(shape) > 1 and shape[0] > 1 and computed_in_parts(tree, names, name, 1):
+            return name, int(shape[0])
+    return None
+
+
+def _is_tensor(value: Any) -> bool:
+    return type(value).__name__ == "Tensor"
+
+
+def _in_order(tree: ast.AST) -> list[ast.AST]:
+    nodes = [node for node in ast.walk(tree) if hasattr(node, "lineno")]
+    return sorted(nodes, key=lambda one: (one.lineno, one.col_offset))
+
+
+def computed_in_parts(tree: ast.Module, names: Mapping[str, Any], rows: str, after: int) -> ast.Module | None:
+    """The cell with the statements that compute something of ``rows`` done for ``after`` rows at a time, and the
+    results joined; None where rows are not computed by themselves."""
+    body = tree.body
+    reads = [at for at, one in enumerate(body) if rows in _read(one)]
+    if not reads or any(rows in _bound([one]) for one in body):
+        return None
+    start, stop = _stretch(body, reads[0])
+    block = body[start:stop]
+    results = _results(block, body[stop:])
+    begun = read_before_bound(ast.Module(list(block), [])) & _bound(block)
+    if not results or begun or reads[-1] >= stop or not _are_by_themselves(block, names, rows):
+        return None
+    part = f"{rows}_part"
+    inside = [_named(copied(one), rows, part) for one in block]
+    loop = ast.parse(f"for {part} in {rows}.split({after}):\n    pass").body[0]
+    assert isinstance(loop, ast.For)
+    together = results[0] if len(results) == 1 else f"({', '.join(results)})"
+    passing = [name for name in _made_by(block) if name not in results]  # what is left would be of the last part alone
+    behind = f"parts.append({together})" + (f"\ndel {', '.join(passing)}" if passing else "")
+    loop.body = [*inside, *ast.parse(behind).body]
+    joined = f"{results[0]} = torch.cat(parts)"
+    if len(results) > 1:
+        joined = f"{', '.join(results)} = map(torch.cat, zip(*parts))"
+    made = [*body[:start], *ast.parse("parts = []").body, loop, *ast.parse(joined).body, *body[stop:]]
+    return ast.fix_missing_locations(ast.Module(made, []))
+
+
+def _stretch(body: Sequence[ast.stmt], first: int) -> tuple[int, int]:
+    """The statements from the first that reads the rows, and those before it that begin what it binds, to the last
+    before one that only uses a result."""
+    stop = next((at for at in range(first, len(body)) if isinstance(body[at], ast.Expr)), len(body))
+    bound = _bound(body[first:stop])
+    start = next((at for at in range(first) if _bound([body[at]]) & bound), first)
+    return start, stop
+
+
+def _results(block: Sequence[ast.stmt], behind: Sequence[ast.stmt]) -> list[str]:
+    """The names of the block that are read behind it, and those that its last statement binds."""
+    used = {name for one in behind for name in _read(one)} | set(_made_by(block[-1:]))
+    return [name for name in dict.fromkeys(node.id for node in _stored(block)) if name in used]
+
+
+def _made_by(block: Sequence[ast.stmt]) -> list[str]:
+    """The names that assignments in the block bind, but not those within other statements."""
+    return list(dict.fromkeys(node.id for node in _stored([one for one in block if isinstance(one, ast.Assign)])))
+
+
+def _are_by_themselves(block: Sequence[ast.stmt], names: Mapping[str, Any], rows: str) -> bool:
+    """Whether the statements, and the user's functions that they call, compute each row by itself, as far as can be
+    seen: nothing mixes the first dimension, and no statement takes the rows twice."""
+    module = ast.Module(list(block), [])
+    if any(sum(node.id == rows for node in ast.walk(one) if isinstance(node, ast.Name)) > 1 for one in block):
+        return False
+    if any(isinstance(node, (ast.AugAssign, ast.FunctionDef, ast.ClassDef)) for node in ast.walk(module)):
+        return False
+    codes = [module, *(one.definition for one in called_in(module, names))]
+    return all(_keeps_rows(node) for code in codes for node in ast.walk(code))
+
+
+def _keeps_rows(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
+            if name in _MIXING:
+                return False
+            return name not in _ALONG or _is_along_another(node, name)
+    return True
+
+
+def _is_along_another(call: ast.Call, name: str) -> bool:
+    """Whether a reduction is along another dimension than the first."""
+    given = [one.value for one in call.keywords if one.arg in ("dim", "axis")]
+    is_method = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) not in ("torch", "F")
+    place = _ALONG[name] + (not is_method)
+    given += call.args[place : place + 1]
+    if not given:
+        return name in _ALONG_LAST
+    try:
+        value = ast.literal_eval(given[0])
+    except ValueError:
+        return False
+    return isinstance(value, int) and value != 0
+
+
+def _stored(block: Sequence[ast.stmt]) -> list[ast.Name]:
+    return [node for one in block for node in ast.walk(one) if isinstance(node, ast.Name) and is_stored(node)]
+
+
+def _bound(block: Sequence[ast.stmt]) -> set[str]:
+    return {node.id for node in _stored(block)}
+
+
+def _read(statement: ast.stmt) -> set[str]:
+    nodes = (node for node in ast.walk(statement) if isinstance(node, ast.Name) and not is_stored(node))
+    return {node.id for node in nodes}
+
+
+def _named(statement: Any, old: str, new: str) -> Any:
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and node.id == old:
+            node.id = new
+    return statement
