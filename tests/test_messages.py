@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oom_templates import MUTATIONS, VERSIONS, Numbers, render, shuffled_numbers
 
 from oom_magic.explain.evidence.judging import judge, main_failure
-from oom_magic.explain.messages.others import MOST_OF_A_KIND
+from oom_magic.explain.messages.others import MOST_OF_A_KIND, parts_of
 from oom_magic.explain.messages.reading import read
 
 DATA = Path(__file__).parent / "data" / "oom_messages.jsonl"
@@ -332,3 +332,17 @@ def test_speaking_of_memory_is_not_running_out(text):
 def test_whose_memory_ran_out_may_stand_elsewhere_in_the_text(text, backend):
     failure = main_failure(read(text))
     assert failure is not None and failure.backend == backend
+
+
+@pytest.mark.parametrize(
+    ("pattern", "parts"),
+    [
+        (r"cudaruntimeerr(?:or)?\(2\):outofmemory(?:at.{0,120})?", ("(2):outofmemory",)),
+        (r"firstfound|seconds?found", ("firstfound", "second")),
+        (r"lastletter?s{0,3}gone", ("lastlette",)),
+        (r"[^\]a(]wordswithin(?:others|else)", ("wordswithin",)),
+        (r"(?:all|within)agroup|\d{3}b", ()),
+    ],
+)
+def test_what_a_message_must_contain(pattern, parts):
+    assert parts_of(pattern) == parts

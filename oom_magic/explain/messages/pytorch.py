@@ -66,6 +66,12 @@ _FIELDS = {
     "private_pool": "private_pool_bytes",
     "mps_other": "mps_other_bytes",
 }  # fmt: skip
+# One of these is in each clause that opens a message: what comes before the first of them need not be read.
+_IN_OPENINGS = (
+    "outofmemory", "blockwithsize", "toallocate", "requestedsize:", "allocationondevice", "hasatotal", "totalcap",
+    "mpsallocated:", "isalloc", "btotal", "etotal", "stotal",
+)  # fmt: skip
+_LONGEST_OPENING = 100
 # Clauses with which a message, or the pasted part of one, may begin.
 _OPENING = (
     "head", "block_limit", "requested", "rejected", "async_device", "device", "old_device", "capacity", "mps_allocated",
@@ -102,7 +108,10 @@ def parse_size(squeezed: str) -> int | None:
 def drafts(squeezed: str) -> Iterator[Draft]:
     """The allocator messages in a squeezed text, in order, with the sizes that each prints."""
     draft: Draft | None = None
-    for match in _CLAUSE.finditer(squeezed):
+    openings = [at for part in _IN_OPENINGS if (at := squeezed.find(part)) >= 0]
+    if not openings:
+        return
+    for match in _CLAUSE.finditer(squeezed, max(0, min(openings) - _LONGEST_OPENING)):
         clause = match.lastgroup or ""
         if clause == "what":
             clause = match.group("what")
