@@ -76,13 +76,13 @@ class RemedyEvaluator:
             self._baseline = self._patience.timed(lambda: rehearsal.begin_on(made))
             self.needed_bytes = needed_bytes(self._baseline)
         if self._has_failed_narrowly:
-            self.needed_bytes = max(self._baseline.peak_reserved_bytes, situation.usable_bytes + GRANULE_BYTES)
+            self.needed_bytes = situation.usable_bytes + GRANULE_BYTES  # at least
         self._is_evaluation = situation.phase == "evaluation" or rehearsal.is_evaluation
 
     @property
     def _has_failed_narrowly(self) -> bool:
-        """Whether what was rehearsed is the run that failed, and would just fit: by how the cache happens to be divided
-        a run needs up to what it reserves where there is room, and this one needed more than there is."""
+        """Whether what was rehearsed is the run that failed, and would just fit: how the cache happens to be divided
+        decides what a run needs, up to what it reserves where there is room, and this one needed more than there is."""
         situation, reserved = self._situation, self._baseline.peak_reserved_bytes
         is_told = situation.is_leaking or situation.is_filled_by_held(reserved) or situation.raised is not None
         return self.fits and self._rehearsal.has_failed and not is_told and reserved > situation.safe_bytes

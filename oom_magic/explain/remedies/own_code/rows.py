@@ -145,8 +145,10 @@ def _parsed(text: str) -> ast.expr:
 
 def leading_rows(tree: ast.Module, names: Mapping[str, Any]) -> tuple[str, int] | None:
     """The tensor of an earlier cell, and its number of rows, that the cell may take some rows at a time; None: none."""
-    read = [node.id for node in _in_order(tree) if isinstance(node, ast.Name)]
-    for name in dict.fromkeys(read):
+    read = sorted(
+        (node for node in ast.walk(tree) if isinstance(node, ast.Name)), key=lambda one: (one.lineno, one.col_offset)
+    )
+    for name in dict.fromkeys(node.id for node in read):
         shape = tuple(getattr(names.get(name), "shape", ())) if _is_tensor(names.get(name)) else ()
         if len(shape) > 1 and shape[0] > 1 and computed_in_parts(tree, names, name, 1):
             return name, int(shape[0])
@@ -155,11 +157,6 @@ def leading_rows(tree: ast.Module, names: Mapping[str, Any]) -> tuple[str, int] 
 
 def _is_tensor(value: Any) -> bool:
     return type(value).__name__ == "Tensor"
-
-
-def _in_order(tree: ast.AST) -> list[ast.AST]:
-    nodes = [node for node in ast.walk(tree) if hasattr(node, "lineno")]
-    return sorted(nodes, key=lambda one: (one.lineno, one.col_offset))
 
 
 def computed_in_parts(tree: ast.Module, names: Mapping[str, Any], rows: str, after: int) -> ast.Module | None:
