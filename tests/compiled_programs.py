@@ -12,6 +12,7 @@ import torch
 from compiled_cases import SIZES, Block
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 OnStep = Callable[[int], None]
@@ -202,23 +203,74 @@ def ran_before(on_step: OnStep) -> None:
     plain(model, on_step, run=run)
 
 
-@program
-def trainer(on_step: OnStep) -> None:
+def train_by_trainer(model: Any, on_step: OnStep) -> None:
+    """Three steps of Trainer with ``torch_compile``."""
     import tempfile
 
-    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class EachStep(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             on_step(state.global_step - 1)
 
-    model = LlamaForCausalLM(LlamaConfig(**SIZES, vocab_size=2000))
     data = [{"input_ids": list(range(256)), "labels": list(range(256))} for _ in range(16)]
     arguments = TrainingArguments(
         tempfile.mkdtemp(), per_device_train_batch_size=4, max_steps=3, bf16=True, torch_compile=True,
         report_to=[], save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
     Trainer(model, arguments, train_dataset=data, callbacks=[EachStep()]).train()
+
+
+@program
+def trainer(on_step: OnStep) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    train_by_trainer(LlamaForCausalLM(LlamaConfig(**SIZES, vocab_size=2000)), on_step)
+
+
+@program
+def trainer_lora(on_step: OnStep) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    llama = LlamaForCausalLM(LlamaConfig(**SIZES, vocab_size=2000)).to(torch.bfloat16)
+    lora = LoraConfig(r=8, target_modules="all-linear", lora_dropout=0.05, task_type="CAUSAL_LM")
+    train_by_trainer(get_peft_model(llama, lora), on_step)
+
+
+@program
+def autotuned(on_step: OnStep) -> None:
+    """Kernels of products are timed on examples of their arguments, each shape once."""
+    model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).to("cuda", torch.bfloat16)
+    run = torch.compile(model, mode="max-autotune-no-cudagraphs")
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for number in range(3):
+        run(torch.randn(4096, 512, device="cuda", dtype=torch.bfloat16)).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        on_step(number)
+
+
+def train_body(on_step: OnStep, compile_: str = "") -> None:
+    """As written, compiled as a whole, or its blocks one by one."""
+    model = Body(depth=4).cuda()
+    run: Any = torch.compile(model) if compile_ == "whole" else model
+    for block in model.blocks if compile_ == "blocks" else ():
+        block.compile()
+    plain(model, on_step, run=run)
+
+
+@program
+def blocks_one_by_one(on_step: OnStep) -> None:
+    train_body(on_step, "blocks")
+
+
+@program
+def half_budget(on_step: OnStep) -> None:
+    import torch._functorch.config as functorch
+
+    with functorch.patch(activation_memory_budget=0.5):
+        train_body(on_step, "whole")
 
 
 class Perceptron(nn.Module):
@@ -331,5 +383,25 @@ def capturable_step(on_step: OnStep) -> None:
         x = torch.randn(2048, 768, device="cuda")
         F.cross_entropy(model(x), torch.randint(0, 100, (2048,), device="cuda")).backward()
         step()
+        optimizer.zero_grad()
+        on_step(number)
+
+
+@program
+def flex_with_captured(on_step: OnStep) -> None:
+    """``flex_attention`` by itself compiled, whose score_mod captures a tensor."""
+    flex = torch.compile(flex_attention)
+    project, out = (nn.Linear(512, width).to("cuda", torch.bfloat16) for width in (1536, 512))
+    optimizer = torch.optim.AdamW([*project.parameters(), *out.parameters()])
+    mask = create_block_mask(lambda b, h, q, k: (q >= k) & (q - k < 256), None, None, 1024, 1024, device="cuda")
+    slopes = torch.exp2(-torch.arange(1, 9, device="cuda").float())
+    for number in range(3):
+        x = torch.randn(4, 1024, 512, device="cuda", dtype=torch.bfloat16)
+        query, key, value = project(x).view(4, 1024, 3, 8, 64).permute(2, 0, 3, 1, 4)
+        attended = flex(
+            query, key, value, score_mod=lambda score, b, h, q, k: score + slopes[h] * (k - q), block_mask=mask
+        )
+        out(attended.transpose(1, 2).reshape(4, 1024, 512)).float().square().mean().backward()
+        optimizer.step()
         optimizer.zero_grad()
         on_step(number)

@@ -21,6 +21,19 @@ def sparse_gradients() -> None:
         optimizer.zero_grad()
 
 
+def sparse_bags() -> None:
+    """Gradients whose parts are contiguous are stored without a copy, of bags and of single rows."""
+    bags, head = nn.EmbeddingBag(50000, 64, sparse=True).to(CUDA), nn.Linear(64, 4).to(CUDA)
+    optimizer = torch.optim.SGD([*bags.parameters(), *head.parameters()], 0.1)
+    rows = nn.Embedding(20000, 64, sparse=True).to(CUDA)
+    rows(torch.randint(0, 20000, (64 * 80,)).to(CUDA)).square().sum().backward()
+    for _ in range(3):
+        tokens, begins = torch.randint(0, 50000, (64 * 80,)).to(CUDA), (torch.arange(64) * 80).to(CUDA)
+        head(bags(tokens, begins)).logsumexp(1).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def sparse_buffer() -> None:
     """A mask kept sparse, as whisper keeps its alignment heads."""
 
@@ -93,5 +106,5 @@ def shared() -> None:
 
 SPARSE_AND_GRAPHS: dict[str, Callable[[], None]] = {
     function.__name__: function
-    for function in (sparse_gradients, sparse_buffer, captured_training, captured_inference, shared)
+    for function in (sparse_gradients, sparse_bags, sparse_buffer, captured_training, captured_inference, shared)
 }

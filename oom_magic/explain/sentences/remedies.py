@@ -393,7 +393,10 @@ REASONS: Sentences = {
     ),
     "reason_estimate": "an estimate, not rehearsed",
     "reason_after_release": "with {names} released",
-    "reason_compiling_is_slow": "compiling takes too long to rehearse, and a change above is already safe",
+    "reason_compiling_is_slow": (
+        "a change above is already safe, and compiling takes a minute or more; to price it, run the cell with this"
+        " change under %%gpumem --dry-run"
+    ),
     "reason_time": "the {seconds} seconds for rehearsals were used up",
     "reason_failed": "its rehearsal failed: {error}",
     "reason_setup_refused": "these settings do not work together: {error}",

@@ -120,6 +120,8 @@ def compiling_on(gpu: FakeGPU, view: DeviceView, assume: Callable[[str], None]) 
     """Constants are folded on the host; benchmarked code runs on the pretend GPU, where no variant is faster."""
     from torch._inductor.constant_folding import ConstantFolder
     from torch._inductor.fx_passes import joint_graph, pad_mm
+    from torch._inductor.runtime.benchmarking import InductorBenchmarker
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
     def bench(function: Callable[[], Any]) -> float:
         text = _(
@@ -127,12 +129,7 @@ def compiling_on(gpu: FakeGPU, view: DeviceView, assume: Callable[[str], None]) 
             " to be (a padded product holds a padded copy of its factors for a while)"
         )
         assume(text)
-        function()
-        cache_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-        flushed = torch.empty(cache_bytes // 4, dtype=torch.int, device="cuda")
-        function()
-        del flushed
-        return 1.0
+        return _timed(function)
 
     timed = {
         "no_dispatch": lambda: running_on(gpu, view),
@@ -147,7 +144,53 @@ def compiling_on(gpu: FakeGPU, view: DeviceView, assume: Callable[[str], None]) 
         (ConstantFolder, {"run": _on_host(ConstantFolder.run)}),
         (folder, {"_add_peephole_patterns": _on_host(folder._add_peephole_patterns)}),
         (pad_mm, timed),
+        (AlgorithmSelectorCache, {"__call__": _chosen(AlgorithmSelectorCache.__call__, gpu, view, assume)}),
+        (InductorBenchmarker, {"benchmark_gpu": lambda _benchmarker, function, *_, **__: _timed(function)}),
     ]
+
+
+def _timed(function: Callable[[], Any]) -> float:
+    """What timing takes: a call, then calls beside a buffer that flushes the cache (``InductorBenchmarker``)."""
+    function()
+    cache_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+    flushed = torch.empty(cache_bytes // 4, dtype=torch.int, device="cuda")
+    function()
+    del flushed
+    return 1.0
+
+
+def _chosen(
+    usual: Callable[..., Any], gpu: FakeGPU, view: DeviceView, assume: Callable[[str], None]
+) -> Callable[..., Any]:
+    """max-autotune times kernels on examples of their arguments, equal ones once (``AlgorithmSelectorCache``).
+
+    PyTorch's own kernel is then taken.
+    """
+    from torch._inductor.select_algorithm import create_inputs_key
+
+    def __call__(  # noqa: N807
+        cache: Any, name: str, choices: list[Any], nodes: list[Any], layout: Any, input_gen_fns: Any = None, **more: Any
+    ) -> Any:
+        own = next(filter(cache._is_extern, choices), None)
+        if own is None or len(choices) == 1:
+            return usual(cache, name, choices[:1], nodes, layout, input_gen_fns, **more)
+        key = f"{name} {create_inputs_key(nodes)}"
+        if key not in gpu.timed:
+            text = _(
+                "torch.compile: max-autotune chooses kernels by timing them on examples of their arguments; PyTorch's"
+                " own are assumed, and the examples are freed at once here (on a GPU when Python collects garbage)"
+            )
+            assume(text)
+            with running_on(gpu, view):
+                examples = cache.get_inputs(choices, nodes, layout, input_gen_fns)
+                gpu.timed[key] = cache.benchmark_choice(own, examples)
+                inputs, output = examples.get_benchmark_tensors(True).unpack()
+                for one in (*inputs, output):
+                    gpu.note_freed_late(one)
+                del examples, inputs, output, one
+        return usual(cache, name, [own], nodes, layout, input_gen_fns, **more)
+
+    return __call__
 
 
 def is_on_gpu(graph: torch.fx.GraphModule) -> bool:

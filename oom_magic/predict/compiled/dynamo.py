@@ -186,27 +186,15 @@ class Compiler:
     def _compile_inner(self) -> Callable[..., Any]:
         """Inductor's part of compiling; for a backward it runs only when the backward begins."""
         usual = torch._inductor.compile_fx._compile_fx_inner
-        options = {
-            "max_autotune": False,
-            "max_autotune_gemm": False,
-        }
 
         def _compile_fx_inner(module: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            config = torch._inductor.config
-            if config.max_autotune or config.max_autotune_gemm:
-                self._assume(
-                    _(
-                        "torch.compile: max-autotune chooses kernels by timing them; PyTorch's own kernels and no"
-                        " memory for the timing are assumed"
-                    )
-                )
             graph = torch.fx.GraphModule(module, copy.copy(module.graph))  # Inductor's passes change its argument
             as_captured = torch._functorch.aot_autograd.make_boxed_func(graph.forward)
             if not is_on_gpu(graph):
                 return as_captured  # it takes no memory on the host, where its values are known
             self._cycles.grow_old()
             try:
-                with self._compiling(self._what_inside(kwargs.get("is_backward"))), config.patch(options):
+                with self._compiling(self._what_inside(kwargs.get("is_backward"))):
                     made = usual(module, inputs, *args, **kwargs)
                 if kwargs.get("is_backward"):  # which no frame's conversion contains
                     self._cycles.collect_later()

@@ -254,9 +254,10 @@ def _traced_apart(original: Callable[..., Any]) -> Callable[..., Any]:
     """
     from torch._guards import TracingContext
     from torch._subclasses import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
 
     def create_fw_bw_graph(score_mod: Any, examples: tuple[Any, ...], others: tuple[Any, ...]) -> Any:
-        if any(isinstance(one, FakeTensor) for one in examples):  # a compiler's
+        if any(isinstance(one, (FakeTensor, FunctionalTensor)) for one in examples):  # a compiler's
             return original(score_mod, examples, others)
         with view_hidden(), _disable_current_modes():
             place = META if TracingContext.try_get() is None else "cpu"  # a compiler's constants are on the host

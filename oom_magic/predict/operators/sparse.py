@@ -76,7 +76,12 @@ def _copied(gpu: FakeDevice, tensor: torch.Tensor, **options: Any) -> torch.Tens
 
 
 def _cloned(gpu: FakeDevice, tensor: torch.Tensor, **_unused: Any) -> torch.Tensor:
+    """A copy; a gradient that is stored keeps contiguous parts (torch/csrc/autograd/functions/accumulate_grad.h)."""
     indices, values = _parts(tensor)
+    node = torch._C._current_autograd_node()
+    is_stored = node is not None and node.name().endswith("AccumulateGrad") and not torch.is_grad_enabled()
+    if is_stored and indices.is_contiguous() and values.is_contiguous():
+        return _made(tensor, indices, values, tensor.is_coalesced())
     return _made(tensor, indices.clone(), values.clone(), tensor.is_coalesced())
 
 
@@ -200,9 +205,6 @@ def _bag_backward(gpu: Any, func: OpOverload, args: tuple[Any, ...], kwargs: dic
     gradient, indices, offsets, offset2bag, bag_size, maximum, num_weights, scale, mode, is_sparse_, *rest = args
     with gpu:
         if is_sparse_:
-            gpu.values.assume(
-                _("EmbeddingBag: its sparse gradient is assumed to be copied when it is stored: an upper bound")
-            )
             return aten._embedding_bag_sparse_backward(
                 gradient, indices, offsets, offset2bag, bag_size, num_weights, scale, mode, *rest, **kwargs
             )
