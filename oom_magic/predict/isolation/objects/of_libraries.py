@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import json
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from json import dumps, loads  # the run may have put others into the module
 from typing import Any
 
 import numpy as np
@@ -119,6 +119,6 @@ def _restore_tokenizer(
     if one.truncation != truncation:
         one.no_truncation() if truncation is None else one.enable_truncation(**truncation)
     if one.get_added_tokens_decoder().keys() != added:
-        state = json.loads(one.to_str())
+        state = loads(one.to_str())
         state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] in added]
-        one.__setstate__(json.dumps(state).encode())
+        one.__setstate__(dumps(state).encode())
