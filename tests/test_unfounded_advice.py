@@ -363,7 +363,7 @@ _OF_SCORES = (
         ),
         pytest.param(
             "4090 爆显存\nload StableDiffusion checkpoint: F:/sd-webui-aki-v4.4/models/Stable-diffusion/sd_xl_base_1.0.safetensors\n"
-            "number of trainable parameters: 2567463684\nuse 8-bit AdamW optimizer", ["38.26 GiB", "LoRA"], ["medvram", "tiles", "SGD none"],
+            "number of trainable parameters: 2567463684\nuse 8-bit AdamW optimizer", ["38.26 GiB"], ["medvram", "tiles", "SGD none"],
             id="a folder's name is no program",
         ),
         pytest.param(

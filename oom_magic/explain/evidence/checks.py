@@ -85,7 +85,9 @@ def check_for(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
     if cause is Cause.LEAK_OR_RETAINED_REFERENCE:
         runtime = "" if clues.program is None else clues.program.program.key
         is_torch = shows_pytorch(failure, clues.run.told, clues.frameworks)
-        if runtime not in ("", "diffusers", *_COUNTERS) or not (is_torch or runtime in _COUNTERS):  # nobody prints
+        is_elsewhere = backend is None and (clues.accelerator or "cuda") not in _COUNTERS
+        is_elsewhere = is_elsewhere or runtime not in ("", "diffusers", *_COUNTERS)
+        if is_elsewhere or not (is_torch or runtime in _COUNTERS):  # nobody prints there
             return Evidence("check_growth_by_tool", {"tool": device_tool(backend, clues.accelerator)})
         backend = runtime if runtime in _COUNTERS and backend != "cpu" else backend
         told = clues.run.told
@@ -123,6 +125,8 @@ def _check_of_work(cause: Cause, failure: Failure | None, clues: Clues) -> Evide
     is_trial = stage is not None and stage.key == "profiling" and "sees_pictures" not in told
     if is_trial:  # with pictures, the trial's size is theirs
         return Evidence(f"check_{Cause.ACTIVATIONS.value}_trial")
+    if "device_idle" in told:  # it may be another device that is full, or nothing is
+        return Evidence("check_driver_level")
     if trains and clues.frames and not clues.has_prose and clues.phase != "evaluation":
         return Evidence(f"check_{Cause.ACTIVATIONS.value}_training")
     left = _WHAT_IS_LEFT[_tried(told, serves, clues)]

@@ -331,6 +331,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"zero[-_ ]?infinity", r"ds_z[23]_offload",
     ),
     "may_swap_blocks": said_as(r"\bkohya\w*|\bsd-scripts\b|\bmusubi\b|diffusion-pipe|\bflux_train\w*"),
+    "fine_tunes": said_as(r"\bfine[-_ ]?tun|\bsft\b|\bdpo\b|微调"),
     "pretrains": said_as(
         r"\bpre-?train(?:ing|s)?\b(?!ed|_model|_weights| (?:model|weight|checkpoint))|\bpretrain_\w+\.py",
         r"预训练(?!模型|权重)",

@@ -299,7 +299,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:memory|vram) is (?:available|free)", r"free gpu oom", r"although memory is available",
         r"\bgpus?\b[^.\n]{0,40}\b(?:are|is|was|were) (?:\w+ )?(?:empty|idle|not (?:in use|used))\b",
         r"显存(?:还有|足够|充足)|显存.{0,6}够",
-        r"显存[^\n。]{0,16}占用(?:却|也|都)?(?:很|特别|非常)?(?:低|少|小)\b",
+        r"显存[^\n。]{0,16}占用(?:却|也|都)?(?:很|特别|非常)?(?:低|少|小)",
     ),
     "batch_of_one": said_as(
         r"\b(?:even|still|only)\b[^.\n]{0,40}batch[ _-]?size[^.\n\d]{0,12}\b1\b(?!\d)",

@@ -33,8 +33,8 @@ _OF_THE_RUN = ("has_", "tried_")  # what it has, and what was tried in vain
 _OF_WEIGHTS = ("loading", "saving", "optimizer_step")  # where no input is computed
 # Facts of a run at hand, whose code and data are the user's.
 _AT_HAND = {
-    "of_pytorch", "own_loop", "in_notebook", "trains", "loads_data", "may_keep_graphs", "infers_with_graphs",
-    "many_ranks",
+    "of_pytorch", "fine_tunes", "own_loop", "in_notebook", "trains", "loads_data", "may_keep_graphs",
+    "infers_with_graphs", "many_ranks",
 }  # fmt: skip
 _OF_NEW_STATE = "zeros_like("  # where the state is made; temporary copies come after it
 _OF_EACH_TENSOR = "exp_avg_sq.sqrt()"  # torch/optim/adam.py, _single_tensor_adam: without foreach
@@ -112,6 +112,7 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
     evidence = {one.key for one in diagnosis.evidence}
     may_be = {
         f"on_{diagnosis.backend}": True,
+        f"on_{diagnosis.accelerator}": True,
         "may_have_batch": _may_have_batch(diagnosis),
         "by_a_program": diagnosis.program and (diagnosis.program != "pictures" or "diffuses" in told),
         "of_pytorch": is_of_pytorch(diagnosis),
