@@ -301,6 +301,7 @@ def test_a_run_that_failed_needs_more_than_there_is_though_its_rehearsal_just_fi
     assert not evaluator.fits and evaluator.needed_bytes > usable
     assert any(one.key == "smaller_batch" and one.fits for one in evaluator.remedies())
     assert RemedyEvaluator(run, Situation(3 * usable, GPU)).fits  # something else held memory then
+    assert RemedyEvaluator(run, Situation(usable, GPU, held_bytes=usable // 2)).fits  # that is released
 
 
 def test_when_the_time_is_over_the_rest_is_named(monkeypatch):

@@ -241,7 +241,7 @@ TrainingArguments(..., per_device_train_batch_size={half},
     "smaller_batch": """\
 TrainingArguments(..., per_device_train_batch_size={after},
     gradient_accumulation_steps={accumulation})""",
-    "shorter_sequences": "tokenizer(..., truncation=True, max_length={after})",
+    "shorter_sequences": "# tokenizer(..., truncation=True, max_length={after})",  # wherever the data is made
     "gradients_in_buckets": "",
     "fully_sharded": "",
     "fsdp": """\

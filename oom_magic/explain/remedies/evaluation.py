@@ -84,7 +84,7 @@ class RemedyEvaluator:
         """Whether what was rehearsed is the run that failed, and would just fit: how the cache happens to be divided
         decides what a run needs, up to what it reserves where there is room, and this one needed more than there is."""
         situation, reserved = self._situation, self._baseline.peak_reserved_bytes
-        is_told = situation.is_leaking or situation.is_filled_by_held(reserved) or situation.raised is not None
+        is_told = situation.is_leaking or situation.is_filled_by_held(self.needed_bytes) or situation.raised is not None
         return self.fits and self._rehearsal.has_failed and not is_told and reserved > situation.safe_bytes
 
     @property
