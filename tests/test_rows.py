@@ -64,10 +64,9 @@ def test_rows_that_meet_are_not_parted(cell: str) -> None:
     ("cell", "shown"),
     [
         (
-            "ids = net.generate(input_ids=rows.cuda(), attention_mask=torch.ones_like(rows), pad_token_id=2)",
-            "torch.nn.utils.rnn.pad_sequence([row for at in range(0, len(rows), 4) for row in net.generate("
-            "input_ids=rows[at:at + 4].cuda(), attention_mask=torch.ones_like(rows[at:at + 4]), pad_token_id=2)],"
-            " batch_first=True, padding_value=2)",
+            "ids = net.encode(input_ids=rows.cuda(), attention_mask=torch.ones_like(rows), k=2)",
+            "torch.cat([net.encode(input_ids=rows[at:at + 4].cuda(),"
+            " attention_mask=torch.ones_like(rows[at:at + 4]), k=2) for at in range(0, len(rows), 4)])",
         ),
         (
             "first = net(**inputs).last[:, 0]",

@@ -14,8 +14,9 @@ from oom_magic.explain.live.called import NOTHING, called_in, object_of
 from oom_magic.explain.remedies.code import read_before_bound
 from oom_magic.explain.remedies.own_code.loops import copied, is_module, is_stored
 
-# Methods of models that compute rows by themselves, as calling the model does.
-_OF_ROWS = re.compile(r"^(generate|encode|forward|embed|predict|sample|decode|infer|transform)|_features$|^__call__$")
+# Methods of models that compute rows by themselves, as calling the model does. Not ``generate``: on the stub the cache
+# of its first call was still alive in the second, which no rehearsal of the first shows.
+_OF_ROWS = re.compile(r"^(encode|forward|embed|predict|sample|decode|infer|transform)|_features$|^__call__$")
 _AT = "at"
 # What mixes rows, unless it is told another dimension; the place of that argument.
 _ALONG = {
@@ -75,12 +76,7 @@ def in_rows(taken: ast.expr, names: Mapping[str, Any], bound: Collection[str], n
     if not rows.length:
         return ""
     each, steps = ast.unparse(part), f"range(0, {rows.length}, {after})"
-    if not ast.unparse(call.func).endswith(".generate"):
-        return f"torch.cat([{each} for {_AT} in {steps}])"
-    padding = next(
-        (f", padding_value={ast.unparse(one.value)}" for one in call.keywords if one.arg == "pad_token_id"), ""
-    )
-    return f"torch.nn.utils.rnn.pad_sequence([row for {_AT} in {steps} for row in {each}], batch_first=True{padding})"
+    return f"torch.cat([{each} for {_AT} in {steps}])"
 
 
 def _is_of_model(call: ast.Call, names: Mapping[str, Any]) -> bool:
