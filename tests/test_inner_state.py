@@ -71,7 +71,6 @@ def test_what_objects_hold_inside_is_as_before() -> None:
         (walked, lambda: walked.iterindex, next),
         (flat, lambda: flat.index, lambda one: one is not flat and next(one)),
         (rows, lambda: rows.line_num, next),
-        (annotated, lambda: str(annotated.__annotations__), lambda one: one.__annotations__.update(more=int)),
         (lock, lock.locked, lambda one: one.acquire()),
         (semaphore, lambda: semaphore._value, lambda one: one.acquire()),
         (event, event.is_set, lambda one: one.set()),
@@ -113,6 +112,10 @@ def test_what_objects_hold_inside_is_as_before() -> None:
             lambda one: setattr(one, "mine", setattr(one, "value", 2)),
         ),
     ]
+    if sys.version_info < (3, 14):  # since then a dictionary of annotations is made when it is asked for
+        cases.append(
+            (annotated, lambda: str(annotated.__annotations__), lambda one: one.__annotations__.update(more=int))
+        )
     with contextlib.suppress(ImportError):
         cases += pandas_cases()
     with contextlib.suppress(ImportError):

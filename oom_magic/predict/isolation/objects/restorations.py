@@ -19,6 +19,7 @@ import select
 import sqlite3
 import ssl
 import threading
+import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -251,7 +252,9 @@ def _make_writeable(one: Any) -> None:
 def _restore_array(one: Any, before: Any, was_writeable: bool) -> None:
     _make_writeable(one)
     if one.shape != before.shape and one.size == before.size:
-        one.shape = before.shape
+        with warnings.catch_warnings():  # NumPy 2.5 wants a new array instead; this one is the user's
+            warnings.simplefilter("ignore", DeprecationWarning)
+            one.shape = before.shape
     if one.shape == before.shape and one.tobytes() != before.tobytes():  # a NaN is not equal to itself
         one[...] = before
     if not was_writeable:
