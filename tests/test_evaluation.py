@@ -417,13 +417,13 @@ def levels(timeline):
 
 
 def test_changes_that_save_nothing_are_not_named_after_all(monkeypatch):
-    message = "CUDA out of memory. Tried to allocate 16.00 GiB. GPU 0 has a total capacity of 11.76 GiB of which "
+    message = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 11.76 GiB of which "
     trains = 'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\n    loss.backward()\n'
-    diagnosis = explain(f"{trains}torch.OutOfMemoryError: {message}11.37 GiB is free.")
+    diagnosis = explain(f"{trains}torch.OutOfMemoryError: {message}1.37 GiB is free.")
     monkeypatch.setattr(RemedyEvaluator, "remedies", lambda _: iter(()))
-    assert {"smaller_batch_any", "find_tensor"} <= {one.key for one in diagnosis.remedies}
+    assert "smaller_batch_any" in {one.key for one in diagnosis.remedies}
     *_, last = advise(diagnosis, Run(), GPU, memory=need(1))
-    assert [(one.key, one.note.key) for one in last.remedies] == [("find_tensor", "reason_nothing_saves")]
+    assert [(one.key, one.note.key) for one in last.remedies] == [("smaller_input", "reason_nothing_saves")]
 
 
 def test_what_is_run_once_stands_apart_from_the_line_that_goes_into_the_loop(monkeypatch) -> None:

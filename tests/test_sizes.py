@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import re
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -308,14 +309,11 @@ def test_points_that_make_no_sense(mlp: Sizes) -> None:
 
 
 def test_what_differs_from_run_to_run_is_named() -> None:
-    calls: list[int] = []
-
     def forgetful(batch_size: int) -> None:
-        calls.append(0)
-        kept = torch.empty(batch_size, 100 + len(calls), device="cuda")
+        kept = torch.empty(batch_size, time.monotonic_ns() % 1_000_003, device="cuda")
         kept.add_(1)
 
-    with pytest.raises(ValueError, match=r"does not do the same twice \(aten::empty.* at .*test_sizes.py:\d+ took 404"):
+    with pytest.raises(ValueError, match=r"does not do the same twice \(aten::empty.* at .*test_sizes.py:\d+ took \d+"):
         size(forgetful, batch_size=(1, 8))
 
 

@@ -131,8 +131,8 @@ def refine_with_turns(diagnosis: Diagnosis, num_turns: int, turn_bytes: int, nee
     """The diagnosis of a run without training whose loop has so many turns, each of which keeps so much more than the
     one before, as a cache of keys and values does: the cause, where all together are most of what the run needs."""
     grown = num_turns * turn_bytes
-    if grown < LEAST_SHARE * needed_bytes:
-        return diagnosis
+    if grown < LEAST_SHARE * needed_bytes or diagnosis.cause is Cause.LEAK_OR_RETAINED_REFERENCE:
+        return diagnosis  # what is kept is named
     values = {"turn_bytes": turn_bytes, "count": num_turns, "grown_bytes": grown}
     diagnosis = replace(diagnosis, evidence=(Evidence("turns_keep", values), *diagnosis.evidence))
     is_step = diagnosis.cause in _OF_A_STEP and diagnosis.confidence is not Confidence.CERTAIN
