@@ -186,6 +186,7 @@ def _split_unevenly(blocks_on_first: int = 5) -> None:
     train(dispatch_model(gpt2(n_layer=6), {**ends, **blocks}), lambda: None)
 
 
+@pytest.mark.slow
 def test_balanced_layers_are_priced_as_the_map_written_out() -> None:
     pytest.importorskip("accelerate")
     change = BalancedLayers()

@@ -52,7 +52,7 @@ def test_gradients_scaled_by_accelerate_are_accumulated(fresh_accelerate):
     assert run(loop, habits.AccumulatedGradients()).peak_allocated_bytes
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("change", "before", "after"),
     [
@@ -72,7 +72,7 @@ def test_a_change_is_what_its_code_does(change, before, after):
     assert changed.steps[-1].peak_allocated_bytes <= plain.steps[-1].peak_allocated_bytes
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("change", "how", "key"),
     [

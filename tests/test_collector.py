@@ -39,6 +39,7 @@ def cycles(num_steps: int = 300) -> None:
     not (3, 11) <= sys.version_info < (3, 13),
     reason="recorded with CPython 3.11: 3.10 makes other objects, 3.13 collects after 2,000 instead of 700",
 )
+@pytest.mark.slow
 def test_collector_runs_when_cpythons_would() -> None:
     om.dry_run(cycles, 3)  # fills PyTorch's caches
     reports = [om.dry_run(cycles, gpu="A100 80GB", stop_after_steps=None) for _ in range(2)]

@@ -342,6 +342,7 @@ def test_what_cannot_be_run_as_compiled_is_run_as_written(monkeypatch: pytest.Mo
 
 
 @needs_triton
+@pytest.mark.slow
 def test_recompiling_has_the_limits_of_a_new_process_and_leaves_the_users_as_they_were() -> None:
     captured: list[str] = []
 

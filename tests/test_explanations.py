@@ -233,7 +233,7 @@ def test_an_evaluation_after_the_training_is_rehearsed_with_it(shell):
     assert torch.autocast_decrement_nesting() == 0
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("in_function", "rows"), [(True, 64), (False, 16384), (True, 16384)])
 def test_an_evaluation_that_would_fail_next_is_made_smaller_too(shell, in_function, rows):
     train = f"""
@@ -260,6 +260,7 @@ def test_an_evaluation_that_would_fail_next_is_made_smaller_too(shell, in_functi
         assert f"evaluation in batches of {after} instead of 16384" in " ".join(str(diagnosis).split())
 
 
+@pytest.mark.slow
 def test_a_rehearsal_that_ends_before_the_failure_says_so(shell, monkeypatch):
     monkeypatch.setattr(CellRehearsal, "may_evaluate", False)  # else what follows the steps is followed
     monkeypatch.setattr(stop_rule, "MOST_STEPS", 2)
@@ -302,6 +303,7 @@ def test_a_list_that_keeps_graphs_is_named_and_mended(shell, magic):
     assert (best.key, best.fits) == ("detach", True) and best.code.startswith("losses.append(loss.item())")
 
 
+@pytest.mark.slow
 def test_lists_that_are_compared_later_go_to_the_host_together(shell):
     shell.run_cell("import torch")
     lines = ["%%gpumem --dry-run --no-plot --memory 1GiB", "found, wanted = [], []", "for _ in range(100):",
@@ -339,7 +341,7 @@ def test_what_a_forward_collects_for_itself_is_no_leak(shell):
     assert diagnosis.cause == Cause.ACTIVATIONS and diagnosis.growth is None
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "turn"),
     [
@@ -394,6 +396,7 @@ def test_an_interrupt_keeps_what_was_found(shell, monkeypatch):
     assert isinstance(run(shell, f"%%oom_explain --model distilgpt2\n{MESSAGE}"), Diagnosis)
 
 
+@pytest.mark.slow
 def test_a_failed_cell_is_kept_as_text(shell):
     fail(shell)
     magics = shell.magics_manager.registry["OOMMagics"]
@@ -411,6 +414,7 @@ def test_a_model_loaded_twice_is_noticed(shell):
     assert "model, twin" in str(diagnosis)
 
 
+@pytest.mark.slow
 def test_an_average_of_the_weights_is_no_model_loaded_twice(shell):
     run(shell, MODEL.replace("range(4)", "range(60)"))
     averaging = "for p, q in zip(average.parameters(), model.parameters()): p.data.lerp_(q.data, 0.1)"
@@ -433,6 +437,7 @@ def test_a_model_loaded_over_an_older_one_is_noticed(shell, monkeypatch):
     assert (best.key, best.fits, best.code) == ("drop_copy", True, "del old\n%oom_free")
 
 
+@pytest.mark.slow
 def test_rehearsals_are_silent(shell, capfd, monkeypatch):
     monkeypatch.setattr(pricing, "remedy_specs", lambda _: [])
     cell = FAILING.replace("\nbatch_size", "\nimport warnings, logging\nfrom tqdm.auto import tqdm\nbatch_size")
@@ -458,6 +463,7 @@ CHOOSING_A_DEVICE = (
 )
 
 
+@pytest.mark.slow
 def test_a_rehearsed_cell_finds_the_gpu_it_asks_for(shell, monkeypatch):
     every = pricing.remedy_specs
     monkeypatch.setattr(pricing, "remedy_specs", lambda it: [one for one in every(it) if one.key == "mixed_precision"])
@@ -503,6 +509,7 @@ def test_what_only_prints_or_writes_is_not_rehearsed(shell, code: str, is_left_o
     assert (not code_of(shell, code, {}).tree.body) == is_left_out
 
 
+@pytest.mark.slow
 def test_only_what_was_rehearsed_is_counted(shell, monkeypatch):
     fail(shell)
     shown = []

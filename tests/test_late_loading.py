@@ -64,6 +64,7 @@ def test_the_cell_that_failed_is_found_in_the_history(shell: InteractiveShell) -
     gc.collect()
 
 
+@pytest.mark.slow
 def test_a_terminal_prints_the_answer_once(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
     card = "%%gpumem --no-plot --gpu 'RTX 3060' --memory 64MiB\nimport torch\n"
     shell.run_cell(f"{card}torch.zeros(2**26, device='cuda')", store_history=True)

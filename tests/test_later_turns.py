@@ -82,7 +82,7 @@ def followed_whole(cell: str) -> MemoryReport:
     return session.run(lambda: exec(compile(MODEL + cell, "<cell>", "exec"), names))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("cell", LOOPS.values(), ids=LOOPS)
 def test_turns_that_were_not_followed_take_what_they_would(cell: str) -> None:
     rehearsal = rehearsed(cell)

@@ -40,6 +40,7 @@ def texts(report: om.MemoryReport) -> str:
     return "\n".join(assumption.text for assumption in report.assumptions)
 
 
+@pytest.mark.slow
 def test_a_library_that_is_not_used_is_not_imported() -> None:
     code = (
         "import sys, torch, oom_magic as om\n"

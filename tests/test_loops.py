@@ -37,7 +37,7 @@ def test_what_follows_like_steps_is_seen(name: str) -> None:
     assert function.__code__ is code and not report.timeline.was_left
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", EVALUATIONS)
 @pytest.mark.parametrize("num_steps", ["alike", 2])
 def test_like_turns_of_an_evaluation_are_left_out_and_what_they_keep_is_not(function: Any, num_steps: Any) -> None:

@@ -304,6 +304,7 @@ def test_a_part_of_an_option_is_no_option(shell):
         shell.run_line_magic("oom_explain", "--of")
 
 
+@pytest.mark.slow
 def test_steps_are_seen_of_an_optimizer_that_another_dry_cell_made(shell):
     """PyTorch's first optimizer of a class puts its hooks there for good (``Optimizer._patch_step_function``)."""
     run(shell, MODEL)
@@ -313,6 +314,7 @@ def test_steps_are_seen_of_an_optimizer_that_another_dry_cell_made(shell):
     assert len(shell.user_ns["report"].steps) == 2
 
 
+@pytest.mark.slow
 def test_a_cell_run_again_takes_what_it_took(shell):
     """What only the names that it binds anew held goes when they are bound, and is not left behind."""
     training = """
@@ -341,6 +343,7 @@ for _ in range(2):
     assert peak == pytest.approx(first.kept_bytes - states + 4 * 2**26, rel=0.001)  # deleted, they go at once, too
 
 
+@pytest.mark.slow
 def test_a_failed_dry_run_takes_nothing_from_the_next(shell):
     """Its error's frames hold activations; the model that it named is there, and the run says what it left out."""
     shell.run_cell(

@@ -45,6 +45,7 @@ def release(shell: InteractiveShell, line: str = "%oom_free") -> Released:
     return result
 
 
+@pytest.mark.slow
 def test_a_failed_dry_cell_leaves_nothing(shell: InteractiveShell) -> None:
     shell.run_cell(DEFINE, store_history=True)
     before = release(shell).allocated_bytes
@@ -95,6 +96,7 @@ def test_what_a_dry_cell_used_is_not_kept_alive(shell: InteractiveShell) -> None
     assert [ghost() for ghost in ghosts] == [None] * 3
 
 
+@pytest.mark.slow
 def test_what_the_user_changed_since_a_dry_cell_is_seen_by_the_next(shell: InteractiveShell) -> None:
     shell.run_cell("import torch\nhost = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))")
     shell.run_cell("%%gpumem --no-plot\nhost.eval()\nhost.note = 'dry'\nhost[1] = None", store_history=True)

@@ -227,7 +227,7 @@ def test_code_runs_in_a_dry_run(changes):
     assert any(line.line.text.startswith("loss") for line in report.lines)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", ["full", "qlora"])
 @pytest.mark.parametrize("family", TRAINED)
 def test_every_family_trains_with_every_method(family, method, tmp_path, recwarn):
@@ -279,6 +279,7 @@ def test_qlora_runs_in_a_dry_run(optimizer, recwarn):
     assert 0.68e9 < report.breakdown["parameter"] < 0.80e9
 
 
+@pytest.mark.slow
 def test_logits_of_a_failed_qlora_run():
     """The case of Qwen1.5-7B on 16 GB: batch 2 x seq 2048 x vocabulary 151936 x 4 bytes are asked for."""
     bitsandbytes_or_skip()

@@ -42,7 +42,7 @@ model = fully_shard(net, reshard_after_forward=False)"""
 HALF = "model = model.to(torch.bfloat16)"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_function", [False, True])
 @pytest.mark.parametrize(
     ("key", "change", "spreads"),
@@ -114,7 +114,7 @@ Trainer(model, args, train_dataset=rows).train()
 """
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @needs_fsdp2
 @pytest.mark.parametrize(
     ("cell", "variant", "start"),
@@ -139,6 +139,7 @@ def test_libraries_that_make_ddp_are_set_up_to_shard(cell: str, variant: str, st
         pasted.check(Variation(((again, {}),)))
 
 
+@pytest.mark.slow
 def test_balanced_layers_are_written_into_the_users_own_dispatch() -> None:
     pytest.importorskip("accelerate")
     cell = """
@@ -172,6 +173,7 @@ for step in range(2):
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "placing",
     [

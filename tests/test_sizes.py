@@ -115,6 +115,7 @@ def test_mlp_to_the_byte(mlp: Sizes, batch_size: int, width: int, activation: st
 
 @settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.integers(2, 64), st.integers(16, 1024), st.integers(4, 64))
+@pytest.mark.slow
 def test_adapter_to_the_byte(adapter: Sizes, batch_size: int, seq_len: int, rank: int) -> None:
     assert agrees(adapter, train_adapter, batch_size=batch_size, seq_len=seq_len, rank=rank)
 

@@ -427,6 +427,7 @@ def rise(batch_size: int = 4, seq_len: int = 64) -> None:
     layer(torch.randn(batch_size, seq_len, 16, device="cuda")).sum().backward()
 
 
+@pytest.mark.slow
 def test_with_a_front_end_one_run_is_shown_and_the_rest_leaves_the_kernel_free(
     monkeypatch: pytest.MonkeyPatch, dry_runs: list[str]
 ) -> None:

@@ -164,6 +164,7 @@ STEP = "net(torch.ones(1, 2048, device='cuda')).sum().backward(); optimizer.step
 HALVED = "if is_half: net.to(torch.bfloat16)\nnet(torch.ones(8192, 2048, device='cuda', dtype=net.weight.dtype))"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("cell", "mib"),
     [
@@ -186,6 +187,7 @@ def test_what_the_failed_run_made_of_a_pretended_model_does_not_count(cell: str,
     assert rehearsal.begin([], 0).peak_allocated_bytes == pytest.approx(mib * 2**20, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_result_that_goes_takes_the_weights_of_its_graph_along() -> None:
     names = {"torch": torch}
     first = DrySession("RTX 3060", has_bar=False)
@@ -201,6 +203,7 @@ def test_a_result_that_goes_takes_the_weights_of_its_graph_along() -> None:
     assert rehearsal.begin([], 0).peak_allocated_bytes == 64 * 2**20 + _workspaces_of(first)
 
 
+@pytest.mark.slow
 def test_what_earlier_training_left_with_cublas_is_there_when_an_evaluation_is_rehearsed() -> None:
     names = {"torch": torch}
     first = DrySession("RTX 3060", has_bar=False)
@@ -248,6 +251,7 @@ def _workspaces_of(session: DrySession) -> int:
     return sum(one.num_bytes for one in session.fake_gpu.workspaces_before())
 
 
+@pytest.mark.slow
 def test_what_was_there_is_placed_in_the_order_of_its_addresses():
     """In another order the cache would be in other pieces, and a run would need more or less."""
     weights = [torch.nn.Parameter(torch.empty(number)) for number in (1000, 2000, 3000)]

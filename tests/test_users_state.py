@@ -140,7 +140,7 @@ _STEPS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("owner", "name"), _STEPS, ids=lambda step: step if isinstance(step, str) else "")
 @pytest.mark.parametrize(
     "error",
@@ -465,7 +465,7 @@ def test_an_open_autocast_block_does_no_harm(users: Users) -> None:
     assert report.breakdown["parameter"]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("is_first", [True, False])
 def test_what_the_user_froze_is_exchanged_and_stays_frozen(users: Users, is_first: bool) -> None:
     """No list of objects shows what ``gc.freeze`` was called for."""
@@ -497,6 +497,7 @@ def test_what_holds_a_weak_reference_made_in_the_run_does_no_harm(users: Users) 
 # -- leftovers ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_died_between_runs_is_not_charged_to_the_next(shell: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("oom_magic.notebook.magics.has_gpu", lambda: False)
     shell.run_cell(
