@@ -66,6 +66,7 @@ def sizes_of(message: str) -> list[str]:
     return list(found.groups())
 
 
+@pytest.mark.slow
 def test_least_memory_is_that_of_the_bisection() -> None:
     truth = comparable_truth("t5-small-fp32")
     predicted = agreement.predict(truth.case).report.minimum_device_bytes

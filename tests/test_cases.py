@@ -64,6 +64,7 @@ def test_t5_is_fragmented_rather_than_too_big():
     assert diagnosis.budget.capacity_bytes == sum(row.num_bytes for row in diagnosis.budget.rows)
 
 
+@pytest.mark.slow
 def test_t5_accumulation_does_not_multiply_the_memory():
     """Their formula divides by the accumulation steps: twice the steps, half the batch."""
     setup = TrainingSetup("t5-small", microbatch_size=24, seq_len=256, precision="fp32", gpu="RTX 3090")

@@ -154,6 +154,7 @@ def test_an_offloaded_optimizer_takes_nothing():
     assert report.peak_allocated_bytes < run(Loop(optimizer=torch.optim.Adam)).peak_allocated_bytes
 
 
+@pytest.mark.slow
 def test_quantized_adapters_are_as_if_loaded_so():
     peft, bitsandbytes = pytest.importorskip("peft"), bitsandbytes_or_skip()
     config = transformers.LlamaConfig(

@@ -328,6 +328,7 @@ def test_options_to_paste_name_all_that_the_dry_runs_did() -> None:
     assert "x: even QLoRA" in str(nothing)
 
 
+@pytest.mark.slow
 def test_what_is_pasted_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")

@@ -204,6 +204,7 @@ def test_where_the_first_steps_fit_an_evaluation_after_them_is_followed():
     assert next(one for one in remedies if one.key == "smaller_batch").saving_bytes == need(16) - need(4)
 
 
+@pytest.mark.slow
 def test_a_larger_card_is_no_remedy_for_a_loop_that_leaks_and_was_left():
     class Left(Run):
         def begin(self, changes, enough_bytes):

@@ -363,6 +363,7 @@ def test_a_list_that_grows_in_a_function_is_found_through_calls_and_hooks(shell,
     assert (diagnosis.evidence[0].values["name"], diagnosis.remedies[0].key) == ("self.seen", "detach")
 
 
+@pytest.mark.slow
 def test_debugging_still_works(shell):
     fail(shell)
     error, trace = sys.last_value, sys.last_traceback

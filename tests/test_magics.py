@@ -70,6 +70,7 @@ def test_report_says_that_nothing_was_run(shell) -> None:
     assert "nothing ran for real" in text and "RTX 3060" in text
 
 
+@pytest.mark.slow
 def test_steps_of_a_dry_run_are_chosen(shell, capsys) -> None:
     loop = "w = torch.ones(3, device='cuda', requires_grad=True)\nopt = torch.optim.SGD([w], 0.1)\nn = 0\n"
     loop += "for _ in range(5):\n    w.sum().backward()\n    opt.step()\n    n += 1\n'end'"
@@ -99,6 +100,7 @@ def test_a_dry_name_in_a_real_cell_is_explained(shell, capsys) -> None:
     assert "batch was assigned in a dry run" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_name_that_a_dry_run_never_came_to_is_explained(shell, capsys) -> None:
     train = "def train():\n    for _ in range(9):\n        w.sum().backward()\n        opt.step()\n    return 7\n"
     setup = "import torch\nw = torch.ones(3, device='cuda', requires_grad=True)\nopt = torch.optim.SGD([w], 0.1)\n"

@@ -170,6 +170,7 @@ def test_a_generator_function_is_refused_in_words() -> None:
         om.dry_run(batches)
 
 
+@pytest.mark.slow
 def test_a_cell_awaits_on_a_loop_of_its_own(shell: Any) -> None:
     """As IPython's autoawait lets a cell do; its loops and its background tasks are followed."""
     shell.user_ns.update(train=train, asyncio=asyncio, torch=torch)
@@ -286,6 +287,7 @@ def test_the_shell_is_as_before(shell: Any, tmp_path: Path, monkeypatch: pytest.
     assert callbacks.pop() is sys.modules.pop("library_of_shells").remembered
 
 
+@pytest.mark.slow
 def test_files_of_logs_stay_open_whatever_the_run_does_to_their_handlers(tmp_path: Path) -> None:
     """A handler holds ``open`` itself, and a file that no name leads to."""
     logger = logging.getLogger("users.files")

@@ -73,6 +73,7 @@ def test_slow_steps_let_go_of_what_ddp_sent(monkeypatch: pytest.MonkeyPatch) -> 
     assert found == [(1515456512, 1629487104)]
 
 
+@pytest.mark.slow
 def test_a_stage_of_a_pipeline() -> None:
     case: Case = {"kind": "pipeline", "width": 256, "batch": 64}
     parameters = 4 * (256 * 256 + 256) * 4

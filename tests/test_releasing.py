@@ -77,6 +77,7 @@ def test_a_model_that_a_dry_cell_moved_is_named(shell: InteractiveShell) -> None
     assert [(one.name, one.num_bytes) for one in release(shell).holders] == [("host", 4 * MIB)]
 
 
+@pytest.mark.slow
 def test_what_a_dry_cell_used_is_not_kept_alive(shell: InteractiveShell) -> None:
     shell.run_cell(
         "import torch\nhost = torch.nn.Linear(64, 64)\nhost.parent = [host]\n"

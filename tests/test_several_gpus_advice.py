@@ -71,7 +71,7 @@ def test_the_users_own_statements_take_what_was_promised(
     assert pasted.begin([], 0).peak_allocated_bytes == promised < before
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @needs_fsdp2
 @pytest.mark.parametrize("condition", ["", " if micro < 2 else nullcontext()"])
 def test_gradients_that_accumulate_are_not_reduced_under_fsdp2_either(condition: str) -> None:

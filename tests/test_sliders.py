@@ -161,6 +161,7 @@ def test_an_error_in_the_function_is_shown_with_its_line(panel: Sliders) -> None
     assert panel.report.peak_allocated_bytes == om.dry_run(train, 7, 128, gpu=CARDS[0]).peak_allocated_bytes
 
 
+@pytest.mark.slow
 def test_names_are_escaped(panel: Sliders) -> None:
     panel.controls["kind"].value = "<b>wide</b>"
     bundle = panel._repr_mimebundle_()
@@ -330,6 +331,7 @@ def test_sliders_of_several_cards(shell: InteractiveShell) -> None:
     assert panel.report.peak_allocated_bytes == panel.setup.dry_run().cards[0].peak_allocated_bytes
 
 
+@pytest.mark.slow
 def test_the_magic_opens_the_sliders_of_a_function(shell: InteractiveShell) -> None:
     def small(batch_size: int = 2) -> None:
         torch.nn.Linear(8, 8).to("cuda")(torch.zeros(batch_size, 8, device="cuda"))
@@ -382,6 +384,7 @@ def with_heads(batch_size: int = 2, heads: int = 5) -> None:
     layer(rows, rows, rows)[0].sum().backward()
 
 
+@pytest.mark.slow
 def test_a_divisor_is_left_out_though_its_neighbour_divides_too() -> None:
     panel = om.sliders(with_heads, gpu="T4")
     assert set(panel.controls) == {"gpu", "batch_size"}
@@ -467,6 +470,7 @@ def test_with_a_front_end_one_run_is_shown_and_the_rest_leaves_the_kernel_free(
     assert panel.report.peak_reserved_bytes == true.peak_reserved_bytes
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_what_is_done_in_slices_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

@@ -233,6 +233,7 @@ def test_the_batch_is_that_of_the_call_which_filled_the_card_not_of_a_small_one_
     assert rehearsal.sizes["batch"] == 4096
 
 
+@pytest.mark.slow
 def test_what_never_steps_is_left_after_a_while_and_all_runs_but_the_advised_after_as_many_calls(monkeypatch) -> None:
     monkeypatch.setattr(stop_rule, "SECONDS_WITHOUT_STEPS", 0)
     names = {"torch": torch, "net": torch.nn.Linear(256, 256), "kept": [], "rows": 4096}

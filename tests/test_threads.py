@@ -218,6 +218,7 @@ def test_gradients_of_other_threads_are_not_asked_for(monkeypatch: pytest.Monkey
     assert not errors and not asked
 
 
+@pytest.mark.slow
 def test_what_other_threads_make_is_not_held() -> None:
     """A tuple that somebody else holds cannot grow."""
 

@@ -132,6 +132,7 @@ def test_those_that_a_process_holds_are_read_off_its_snapshot():
     ]
 
 
+@pytest.mark.slow
 def test_what_a_private_pool_keeps_is_counted_beside_tensors():
     """Its graph alone may use what is free in it: reserved on the card, not allocated."""
 
