@@ -40,7 +40,7 @@ def choose_backend(
         return "cudnn"
     if backends.flash_sdp_enabled() and _fits_flash(capability, tensors, mask, dropout, is_causal, enable_gqa):
         return "flash"
-    if backends.mem_efficient_sdp_enabled() and _fits_efficient(capability, tensors, mask, enable_gqa):
+    if backends.mem_efficient_sdp_enabled() and _fits_efficient(capability, tensors, mask):
         return "efficient"
     return "math"
 
@@ -74,10 +74,9 @@ def fits_shared_memory(capability: Capability, tensors: tuple[torch.Tensor, ...]
     return not (small_shared_memory and trains and (192 < head_size <= 224 or (head_size > 224 and dropout > 0)))
 
 
-def _fits_efficient(
-    capability: Capability, tensors: tuple[torch.Tensor, ...], mask: torch.Tensor | None, enable_gqa: bool
-) -> bool:
-    if enable_gqa or not (_same_batch_and_heads(tensors, False) and _lie_in_rows(tensors, mask)):
+def _fits_efficient(capability: Capability, tensors: tuple[torch.Tensor, ...], mask: torch.Tensor | None) -> bool:
+    """Unlike flash attention it takes no groups of heads; as many heads of each may be called groups of one."""
+    if not (_same_batch_and_heads(tensors, False) and _lie_in_rows(tensors, mask)):
         return False
     return fits_efficient_kernel(capability, tensors)
 
