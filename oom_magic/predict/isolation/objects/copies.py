@@ -320,10 +320,13 @@ class _Anew:
 
     def send(self, value: Any) -> Any:
         """The next item; a value is for a place in the code where a new one is not yet."""
+        return self._begun(value).send(value)
+
+    def _begun(self, value: Any) -> Any:
         if self._made is None and value is not None:
             self.throw()
         self._made = self._make() if self._made is None else self._made
-        return self._made.send(value)
+        return self._made
 
     def throw(self, *_error: Any) -> Any:
         """Refused, as the user's goes on from another place."""
@@ -346,10 +349,7 @@ class _AnewAsync(_Anew):
 
     def asend(self, value: Any) -> Any:
         """The next item, to be awaited."""
-        if self._made is None and value is not None:
-            self.throw()
-        self._made = self._make() if self._made is None else self._made
-        return self._made.asend(value)
+        return self._begun(value).asend(value)
 
     def athrow(self, *_error: Any) -> Any:
         """Refused."""
