@@ -302,7 +302,7 @@ def test_a_checkpoint_loaded_beside_its_model_goes_to_the_cpu():
     )
     said = " ".join(str(diagnosis).split())
     assert "Load checkpoints to the CPU" in said.split("What to change: ")[1][:60]
-    assert "onto the GPU next to the model" in said
+    assert "A checkpoint is loaded onto the GPU" in said
 
 
 @pytest.mark.parametrize(

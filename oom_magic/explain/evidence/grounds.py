@@ -77,6 +77,7 @@ RESTS_ON: Mapping[str, tuple[str, ...]] = {
     "one_device_holds_more": ("crowds_one_device",),
     "ranks_load_to_one": ("resumes",),
     "checkpoint_kept": ("resumes",),
+    "told_checkpoint_to_gpu": ("loads_checkpoint",),
     "boxes_vary": ("detects",),
     "recordings_vary": ("hears",),
     "pinned_memory_used": ("pins",),

@@ -62,7 +62,8 @@ _ALONE_FROM_SHARE = 0.1
 _OWN_FILL = 0.85  # of a device that PyTorch itself fills: others could hold little
 _NO_BYTES = float("inf")
 _LARGE_DEVICE_BYTES = 16 * 1024**3  # where a message does not print the device's
-IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments", "learns", "uses_torch", "in_prose"}
+IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments", "learns", "uses_torch", "in_prose",
+                  "names_adam"}  # fmt: skip
 _OF_MEMORY = {
     "speaks_of_memory", "speaks_of_ram", "uses_much", "killed", "grows", "host_fills", "pins", "saves", "kernel_dies",
 }  # fmt: skip

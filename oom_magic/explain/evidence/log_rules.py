@@ -43,8 +43,8 @@ _PROGRAM_SIZE = re.compile(r"Used (\d[\d.]{0,8})([GM]) of (\d[\d.]{0,8})([GM]) h
 _BUFFER_SHAPE = re.compile(r"Shape: [a-z]{1,4}\d{1,2}\[[\d,]+\]")
 
 
-def log_rules(failure: Failure | None, text: str) -> Iterator[Support]:
-    """Causes by the logs of runtimes with their own allocator."""
+def log_rules(failure: Failure | None, text: str, *, loads: bool) -> Iterator[Support]:
+    """Causes by the logs of runtimes with their own allocator; ``loads``: the author says that a model was loaded."""
     requested = None if failure is None else failure.requested_bytes
     yield from _in_logs(text)
     yield from _weights_in_log(failure, text)
@@ -60,11 +60,15 @@ def log_rules(failure: Failure | None, text: str) -> Iterator[Support]:
     if failure.format == "tensorflow" and failure.shape is None and 0 < (requested or 0) < SMALL_FIRST_REQUEST:
         yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("small_request_refused", {"requested_bytes": requested or 0}))
     if failure.backend == "jax":
-        yield from _xla(requested or 0, text)
+        yield from _xla(failure, text, loads=loads)
 
 
-def _xla(requested: int, text: str) -> Iterator[Support]:
+def _xla(failure: Failure, text: str, *, loads: bool) -> Iterator[Support]:
     """What XLA counts of the program, lists of its buffers, and was refused."""
+    requested, free = failure.requested_bytes or 0, failure.free_bytes or 0
+    if 0 < requested <= free:
+        values = {"free_bytes": free, "requested_bytes": requested}
+        yield Support(Cause.FRAGMENTATION, 0.6, Evidence("free_in_pieces", values))
     computed, parameters = _of_program(text)
     creates = computed >= SMALL_FIRST_REQUEST and _NO_PARAMETERS.search(text) is not None
     yield from _program_size(text)
@@ -75,7 +79,7 @@ def _xla(requested: int, text: str) -> Iterator[Support]:
     yield from _buffer_statistics(computed, parameters)
     if _BUFFER_SHAPE.search(text) and requested >= SMALL_FIRST_REQUEST:
         yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
-    elif requested and requested < SMALL_FIRST_REQUEST:
+    elif requested and requested < SMALL_FIRST_REQUEST and not loads:  # which fills it itself
         yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("small_request_refused", {"requested_bytes": requested}))
 
 

@@ -248,13 +248,14 @@ def _mps(failure: Failure, clues: Clues) -> Iterator[Support]:
             marked = {"held_bytes": allocated + other, "limit_bytes": limit}
             yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.3, Evidence("mps_watermark", marked))
     elif limit and allocated + other >= limit * 0.8:
-        values = {"held_bytes": allocated, "limit_bytes": limit}
-        is_large = (failure.requested_bytes or 0) >= limit * 0.08
-        trains = clues.is_training or clues.tells_of_training
-        cause = Cause.ACTIVATIONS if is_large or trains else Cause.WEIGHTS_TOO_BIG
-        yield Support(cause, 0.4, Evidence("mps_own_fill", values))
-        yield Support(cause, 0.01, Evidence("mps_watermark", values))
-        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.2, Evidence("mps_watermark", values))
+        own = Evidence("mps_own_fill", {"held_bytes": allocated, "limit_bytes": limit})
+        marked = Evidence("mps_watermark", {"held_bytes": allocated + other, "limit_bytes": limit})
+        is_large = requested >= limit * 0.08
+        computes = is_large or clues.is_training or clues.tells_of_training or clues.tensor is not None
+        cause = Cause.ACTIVATIONS if computes else Cause.WEIGHTS_TOO_BIG
+        yield Support(cause, 0.4, own)
+        yield Support(cause, 0.01, marked)
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.2, marked)
 
 
 def _fragmentation(failure: Failure, clues: Clues) -> Iterator[Support]:
@@ -391,12 +392,15 @@ def judge_tip(failure: Failure, clues: Clues) -> Evidence | None:
         values |= {"held_bytes": held}
         return Evidence("tip_delays_with_free", values | with_free) if with_free else Evidence("tip_delays", values)
     if clues.tip == "splits":
-        return Evidence("tip_applies", values)
+        return _tip_helps(values, with_free)
     unsupported = [system for system in clues.systems if system in _UNSUPPORTED_SYSTEMS]
     if unsupported:
         return Evidence("tip_unsupported", values | {"system": unsupported[0]})
     if clues.expandable_segments:
         return Evidence("tip_already_followed", values)
-    if with_free:
-        return Evidence("tip_applies_with_free", values | with_free)
-    return Evidence("tip_applies", values)
+    return _tip_helps(values, with_free)
+
+
+def _tip_helps(values: dict[str, int | str], with_free: dict[str, int]) -> Evidence:
+    """That the tip applies, or may help where the cache alone would not have been enough."""
+    return Evidence("tip_applies_with_free", values | with_free) if with_free else Evidence("tip_applies", values)

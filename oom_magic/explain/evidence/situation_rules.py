@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
 from oom_magic.explain.evidence.clues.environment import ONE_MEMORY
+from oom_magic.explain.evidence.clues.programs import ProgramUse
 from oom_magic.explain.evidence.clues.traceback import Clues
 from oom_magic.explain.evidence.number_rules import is_held_by_others
 from oom_magic.explain.evidence.text_rules import computes_plainly, largest_late
@@ -184,6 +185,8 @@ def _of_whole(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, 0.4, Evidence("told_whole"))
     if "at_optimizer" in told:
         yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("told_at_optimizer"))
+        if "resumes" in told:
+            yield Support(Cause.OPTIMIZER_STATE, 0.1, Evidence("checkpoint_kept"))
         yield Support(Cause.ACTIVATIONS, -0.5)
     if "offload_helps" in told:
         cause = Cause.OPTIMIZER_STATE if _trains(clues) and not clues.trains_few else Cause.WEIGHTS_TOO_BIG
@@ -282,7 +285,8 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
         "loads" in told
         and "resumes" not in told
         and not _OF_A_LOG.search(clues.run.quotes.get("loads", ""))  # which goes on after it
-        and not (clues.phase or clues.program or clues.num_trained or clues.is_training)
+        and not (clues.phase or clues.num_trained or clues.is_training)
+        and _may_load(clues.program)
     ):
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.4, Evidence("told_loading"))
     if "evaluates" in told and _trains(clues):
@@ -295,6 +299,12 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, weight, Evidence("told_evaluation"))
         if "keeps_predictions" not in told:
             yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.22, Evidence("told_evaluation_collects"))
+
+
+def _may_load(use: ProgramUse | None) -> bool:
+    """Whether an author's words about loading add something: no stage is known, and weights are not its usual cause."""
+    usual = None if use is None else use.program.default_cause
+    return use is None or (use.stage is None and (usual is None or usual[0] is not Cause.WEIGHTS_TOO_BIG))
 
 
 def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:

@@ -101,7 +101,7 @@ def text_rules(failure: Failure | None, clues: Clues, text: str) -> Iterator[Sup
     yield from _one_input(failure, clues)
     yield from _offloaded(failure, clues, text)
     yield from _data_on_device(failure, clues)
-    yield from log_rules(failure, text)
+    yield from log_rules(failure, text, loads="loads" in clues.run.told)
     yield from _run(failure, clues)
     yield from _differences(failure, clues)
     yield from _checkpoint(clues)
@@ -260,7 +260,7 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         weight = 0.2 if is_of_data else 0.5  # a single sort or merge grows until it is done
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, weight, Evidence("memory_grows"))
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they are there, and do not grow
-    if "smaller_batch_helps" in told:
+    if "smaller_batch_helps" in told and "resumes" not in told:  # it was small enough before
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("smaller_batch_helps"))
         yield Support(Cause.FRAGMENTATION, -0.3)
     if "larger_batch_fails" in told:
@@ -352,6 +352,8 @@ def _checkpoint(clues: Clues) -> Iterator[Support]:
     loads = bool(_CHECKPOINT_LOAD.search(clues.trace))
     if loads:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.45, Evidence("checkpoint_to_gpu"))
+    elif "loads_checkpoint" in told:
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.4, Evidence("told_checkpoint_to_gpu"))
     if _OPTIMIZER_SET_UP.search(clues.trace):
         yield Support(Cause.OPTIMIZER_STATE, 0.7, Evidence("optimizer_set_up"))
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.3)

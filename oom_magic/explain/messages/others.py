@@ -34,6 +34,8 @@ _WORKER = r"dataloaderworker(?:\(pid(?:\(s\))?[^)]{0,60}\))?"
 _DTYPE = r"(?P<dtype>(?:b?float|q?u?int|complex|bool|double|half|object|string|variant|resource)\d{0,3})"
 _ON_CPU = r"on[^\[]{0,80}device:cpu"
 
+_SIZE_OF_XLA = r"\d{1,20}(?:\.\d{0,6})?(?:[kmgt](?:i?b)?|b)"  # "11.35G" counts in binary units
+
 _GGML = r"allocating"
 _GGML_FAILED = r"ondevice\d{0,3}:cudamallocfailed:outofmemory"
 
@@ -197,7 +199,8 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("jax", "jax", True, rf"resource_?exhausted:failedtoallocaterequestfor(?P<requested>{SIZE})"),
     (
         "jax", "jax", True,
-        rf"attemptingtoallocate(?P<requested>{SIZE})\.thatwasnotpossible\.thereare(?P<free>{SIZE})free",
+        rf"attemptingto(?:allocate|reserve)(?P<requested>{_SIZE_OF_XLA})(?:atthebottomofmemory)?\.thatwasnotpossible\."
+        rf"thereare(?P<free>{_SIZE_OF_XLA})free",
     ),
     (
         "tensorflow", "tensorflow", True,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 _UNITS = {
     "bytes": 1, "byte": 1, "b": 1, "kib": 2**10, "kb": 2**10, "mib": 2**20, "mb": 2**20,
+    "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40,  # XLA's
     "gib": 2**30, "gb": 2**30, "tib": 2**40, "tb": 2**40, "pib": 2**50, "pb": 2**50, "eib": 2**60, "eb": 2**60,
 }  # fmt: skip
 # NVML_VALUE_NOT_AVAILABLE printed as a size (2**64 bytes, "17179869184.00 GiB"), and "no limit".

@@ -97,6 +97,8 @@ _DEVICE_IS_FINE = re.compile(
     r"显存(?:占用)?(?:是|都|也|还)?(?:没有?问题|正常|足够|充足|够)(?: ?\([^)\n]{0,24}\))?"
     r"|显存(?:平均)?(?:利用|占用|使用)率?(?:只有|小于|低于|不到|不足|仅|才){1,2} ?[1-7]?\d ?%"
 )
+# Of a training alone, where nothing says which memory it is.
+_GROWS_IN_TRAINING = re.compile(r"训练[^\n，。]{0,6}(?<!系统)(?<!服务器)(?<!主机)(?<!cpu)(?<!机器)[内內]存", re.I)
 _MEMORY_IN_CHINESE = re.compile("[内內]存|記憶體")
 _MEMORY_OF_HOST = re.compile(r"\bram\b|\bswap\b|\b(?:system|host|main) memory\b", re.I | re.A)
 _NO_DEVICE = re.compile(
@@ -180,7 +182,7 @@ def _whose(cleaned: str, told: re.Pattern[str]) -> MessageKind:
 def _of_statement(statement: str) -> MessageKind | None:
     """The kind that one sentence makes it; None where it names neither device nor host."""
     rest = _DEVICE_IS_FINE.sub("", _NO_DEVICE.sub("", statement))
-    if _VIDEO_MEMORY.search(rest):
+    if _VIDEO_MEMORY.search(rest) or _GROWS_IN_TRAINING.search(rest):
         rest = _MEMORY_IN_CHINESE.sub("", rest)
     names = bool(OF_DEVICE.search(rest)), bool(OF_HOST.search(rest))
     return _OF_WHOM.get(names, _OF_ANYBODY) if any(names) else None

@@ -24,9 +24,7 @@ CATALOGUE: Sentences = {
     "cause_other_process_models": "Other models hold a large part of this device's memory.",
     "cause_request_alone_too_big": "A single tensor is larger than the device allows, however empty it is.",
     "cause_weights_too_big": "The model's weights do not fit on the device.",
-    "cause_weights_too_big_twice": (
-        "A checkpoint is loaded onto the GPU next to the model, and together they do not fit."
-    ),
+    "cause_weights_too_big_twice": ("A checkpoint is loaded onto the GPU, and does not fit beside what is there."),
     "cause_weights_too_big_saving": (
         "The extra copy of the weights while they are saved, merged or gathered does not fit beside them."
     ),
@@ -62,6 +60,7 @@ CATALOGUE: Sentences = {
     "cause_logits_or_loss": "The logits or the loss over the whole vocabulary do not fit.",
     "cause_attention_scores": "The attention scores do not fit: they grow with the square of the sequence length.",
     "cause_optimizer_state": "The optimizer state does not fit; it is created in the first step and stays.",
+    "cause_optimizer_state_resumed": "The optimizer state loaded from the checkpoint does not fit beside the rest.",
     "cause_optimizer_state_set_up": "The weights and the optimizer state do not fit together; no step has run yet.",
     "cause_leak_or_retained_reference": (
         "Something keeps memory alive that is no longer needed: tensors of earlier steps or failures, or an older copy."
@@ -84,7 +83,7 @@ CATALOGUE: Sentences = {
     ),
     "cause_leak_or_retained_reference_replay": "What is kept of past steps (a replay buffer) fills the memory.",
     "cause_host_ram": "Host memory (RAM) ran out, not GPU memory.",
-    "cause_host_ram_told": "It is host memory (RAM) that is used up, not GPU memory.",
+    "cause_host_ram_told": "It is about host memory (RAM), not GPU memory.",
     "cause_host_ram_board": "The memory that the CPU and the GPU share on this machine ran out.",
     "cause_host_ram_commit": "What Windows can commit of RAM and page file together ran out, not GPU memory.",
     "cause_shared_memory": (

@@ -16,12 +16,14 @@ _CACHE_SUFFIXES = {"vllm": "_cache", "sglang": "_cache", "vllm_context": "_conte
 # Evidence of a second copy of the weights: the suffix of the cause's sentence.
 _COPY_SUFFIXES = {
     "checkpoint_to_gpu": "_twice",
+    "told_checkpoint_to_gpu": "_twice",
     "phase_saving": "_saving",
     "told_saving": "_saving",
     "told_without": "_saving",
     "one_device_holds_more": "_crowded",
     "ranks_load_to_one": "_crowded",
 }
+_STATE_SUFFIXES = {"optimizer_set_up": "_set_up", "checkpoint_kept": "_resumed"}
 _CACHE, _BY_TURNS = "tensor_kv_cache", "turns_keep"
 _GROWTH_WITHIN_STEP = ("name_sums_a_step", "comprehension_sums_a_step")
 
@@ -50,8 +52,8 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = "_board"
     elif cause is Cause.HOST_RAM and failure is not None and failure.format == "windows_paging_file":
         suffix = "_commit"
-    elif cause is Cause.OPTIMIZER_STATE and any(one.key == "optimizer_set_up" for one in diagnosis.evidence):
-        suffix = "_set_up"
+    elif cause is Cause.OPTIMIZER_STATE:
+        suffix = next((_STATE_SUFFIXES[one.key] for one in diagnosis.evidence if one.key in _STATE_SUFFIXES), "")
     elif cause is Cause.ACTIVATIONS and any(one.key == "data_on_device" for one in diagnosis.evidence):
         suffix = "_data"
     elif cause is Cause.ACTIVATIONS and any(one.key == "stage_profiling" for one in diagnosis.evidence):
@@ -78,9 +80,9 @@ def _of_cache_in_words(diagnosis: Diagnosis) -> str:
 
 
 def _has_no_cache(failure: Failure) -> bool:
-    """Whether PyTorch's cache holds less than was requested."""
+    """Whether PyTorch's cache holds less than was requested, or there is none."""
     stuck, requested = failure.stuck_bytes, failure.requested_bytes
-    return stuck is not None and requested is not None and stuck < requested
+    return stuck is None or (requested is not None and stuck < requested)
 
 
 def _infers(diagnosis: Diagnosis) -> bool:

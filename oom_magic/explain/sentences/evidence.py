@@ -144,7 +144,8 @@ EVIDENCE: Sentences = {
     "index_error_beside": (
         "An index or label out of range can look like this on the GPU; using less memory will not fix it."
     ),
-    "checkpoint_to_gpu": "torch.load() puts a checkpoint back on the GPU from which it was saved, beside the model.",
+    "checkpoint_to_gpu": "torch.load() puts a checkpoint back on the GPU from which it was saved.",
+    "told_checkpoint_to_gpu": "torch.load() puts a checkpoint back on the GPU from which it was saved.",
     "one_device_holds_more": (
         "nn.DataParallel gathers all outputs on one GPU, and processes of a job that do not choose their device"
         " put a context and what they load there."
@@ -249,6 +250,7 @@ EVIDENCE: Sentences = {
     ),
     "told_cache_fills": "A KV cache fills the share that was reserved for it as requests come, which is no leak.",
     "told_adam": "Adam keeps two more values for every parameter, plain SGD none.",
+    "free_in_pieces": ("{free_bytes} were free, more than the {requested_bytes} requested, but not in one piece."),
     "small_card": (
         "The device has only {total_bytes}: weights and its driver's context leave little of that for anything else."
     ),

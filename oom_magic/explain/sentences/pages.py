@@ -65,7 +65,7 @@ PAGE_CATALOGUE: Sentences = {
     "line_what": "What happened: {text}",
     "line_why": "Why: {text} (Confidence: {confidence}.)",
     "line_why_open": "Why: {text}",
-    "why_possible": "Most likely: {cause}",
+    "why_possible": "Possibly: {cause}",
     "why_usual": "Most often in such reports: {cause}",
     "heading_possible": "What else it may be, and how to check",
     "heading_confirm": "How to confirm it",

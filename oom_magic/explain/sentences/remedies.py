@@ -15,6 +15,10 @@ REMEDIES: Sentences = {
     "remedy_no_grad_own": (
         "If your own code evaluates: do it under torch.no_grad(), and move what it collects to RAM."
     ),
+    "remedy_evaluation_inputs": (
+        "Compare the inputs of the evaluation with those of training (whole images, longer texts, more at once), and"
+        " make them smaller."
+    ),
     "remedy_checkpointing_on": "Switch gradient checkpointing on; it is off here.",
     "remedy_eval_accumulation": (
         "Move what the evaluation collects to RAM after each batch (eval_accumulation_steps)."

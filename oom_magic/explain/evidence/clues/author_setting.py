@@ -34,7 +34,7 @@ WHEN = r"(?:when|while|during|at|after|before|upon|on|in|once)\s(?:i\s|it\s|we\s
 _IS_ON = r"(?:is|was|are|were)? ?(?:already )?(?:on\b|enabled|active|used|turned on|set\b)"
 _ON_WITH = r"\b(?:with|using|use|used|enabled|enabling|turned on|switched on|activated)\s(?:\w+\s){0,2}"
 _HALF = r"(?:fp16|bf16|bfloat16|mixed[- ]precision|amp|half[- ]precision|autocast)\b"
-_MODEL = r"(?:\w+\s){0,2}(?:models?|weights|checkpoints?|pipeline|llm|unet|network)\b"
+_MODEL = r"(?:[\w./-]+\s){0,4}(?:models?|weights|checkpoints?|pipeline|llm|unet|network)\b"
 
 OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "evaluates": said_as(
@@ -55,6 +55,10 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"check-?points?\b|\bckpt|\.pth?\b|torch\.load|load_state|\bresum|cuda_deserialize|persistent_load"
         r"|检查点|断点|恢复训练|继续训练"
     ),
+    "loads_checkpoint": said_as(r"\b(?:when|while|during|at|by|in|on)\s(?:\w+\s){0,2}[`'\"]?torch\.load\b"),
+    "loads_by_comfyui": said_as(r"\bcomfy[/\\]\w+\.py|\b(?:checkpoint|unet)loader|load_checkpoint_guess"
+        r"|\bload_models?_gpu"),
+    "names_adam": said_as(r"\b\w{0,8}adam\w{0,2}\b|exp_avg"),
     "limits_pixels": said_as(r"max_pixels\W{1,3}\d"),
     "reinforces": said_as(r"\b(?:grpo|ppo|rloo|rlhf|verl|openrlhf)(?:_?trainer|_?config)?\b"),
     "maps_devices": said_as(r"\bdevice_map\b|\bdispatch_model\("),
@@ -92,7 +96,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|\bsd-scripts\b",
     ),
     "in_another_language": said_as(
-        r"luajit|\.lua:\d|luarocks|\.java:\d|\bgoroutine\b|\.rs:\d|\btch::|libtorch|torch::",
+        r"luajit|\.lua:\d|luarocks|`lua\b|\bcutorch\b|\btorch7\b"
+        r"|\brequire ?['\"]c?u?nn?['\"]|\.java:\d|\bgoroutine\b|\.rs:\d|\btch::|libtorch|torch::",
     ),
     "has_own_page": said_as(r"lm[- ]?studio|kobold|oobabooga|text-generation-webui|gpt4all|localai"),
     "in_notebook": said_as(r"jupyter|notebook|i?pykernel|ipython|\bcolab\b|\bkaggle\b"),
@@ -287,11 +292,12 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "loads": said_as(
         rf"{WHEN}(?:model\s)?(?:load(?:s|ing|ed)?|initiali[sz](?:e|es|ing|ation))\s(?:of\s)?{_MODEL}",
-        rf"(?:cannot|can't|unable to|fail\w* to|try\w* to|tried to|want to|able to|could not) load\s(?:\(\w+\)\s)?"
+        rf"(?:cannot|can't|unable to|fail\w* to|try\w* to|tried to|want to|not able to|able to|could not) load\s"
+        r"(?:\(\w+\)\s)?"
         rf"(?:any\s(?:of\s)?(?:the\s)?)?{_MODEL}",
         r"loading checkpoint shards|loading weights|loading pipeline components", r"(?:oom"
-        r"|memory)\w* on load(?:ing)?\b",
-        rf"loading\s{_MODEL}", r"\b(?:during|in|at) (?:the )?(?:model|weights?|checkpoint) loading\b",
+        r"|memory)\w* (?:error )?on load(?:ing)?\b",
+        rf"\bloading\s{_MODEL}", r"\b(?:during|in|at) (?:the )?(?:model|weights?|checkpoint) loading\b",
         r"(?:加载|载入)(?:大)?(?:模型|权重)(?:时|失败|过程|的时候|就|中)",
     ),
     "many_ranks": said_as(
@@ -358,7 +364,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|initiali[sz]\w* (?:of )?(?:the )?optimi[sz]er|\bfirst optimi[sz]er step\b",
     ),
     "offload_helps": said_as(
-        r"offload\w*[^.\n，。]{0,24}\b(?:works|fits|runs (?:fine|ok)|solve[sd]|fixe[sd])\b"
+        r"offload\w*(?:(?!\bno\b|\bnot\b|n't)[^.\n，。]){0,24}\b(?:works|fits|runs (?:fine|ok)|solve[sd]|fixe[sd])\b"
         r"|offload\w*[^\n，。]{0,12}(?:就?可以|就能|能)跑",
     ),
     "calls_trainer": said_as(r"\b\w*Trainer\(|\bfrom trl import [^\n]*Trainer\b"),

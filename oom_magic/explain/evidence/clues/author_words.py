@@ -153,6 +153,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     "resumes": said_as(
         r"\bresum(?:e|es|ed|ing)\b(?!\W{1,4}(?:false|none|null|0)\b)",
         r"\b(?:train|start|restart|continu|begin)\w* (?:\w+ ){0,2}from (?:a |the |an? old |old )?checkpoint",
+        r"\brestart\w*[^.\n]{0,24}\b(?:stored|saved) (?:model|net\w*|state)\b",
         r"恢复训练|断点续训|继续训练",
     ),
     "saves": said_as(
@@ -295,10 +296,12 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|占)",
     ),
     "device_idle": said_as(
-        r"(?:plenty|enough|sufficient|lots?) (?:of )?(?:free |available )?(?:gpu |video )?(?:memory|vram)",
+        r"(?<!not )(?<!n't )(?<!never )\b(?:ha(?:ve|s|d|ving)|got|with|despite|is|are|was|be|still)\s"
+        r"(?:(?!not\b|no\b)\w+\s){0,3}"
+        r"(?:plenty of|(?<!not )enough|sufficient|lots of)\s(?:free |available )?(?:gpu |video )?(?:memory|vram)\b",
         r"(?:memory|vram) is (?:available|free)", r"free gpu oom", r"although memory is available",
         r"\bgpus?\b[^.\n]{0,40}\b(?:are|is|was|were) (?:\w+ )?(?:empty|idle|not (?:in use|used))\b",
-        r"显存(?:还有|足够|充足)|显存.{0,6}够",
+        r"显存(?:还有|足够|充足)|显存(?:(?!不|没|未)[^\n，。]){0,6}够(?!吗|么|[^\n，。]{0,4}[?？])",
         r"显存[^\n。]{0,16}占用(?:却|也|都)?(?:很|特别|非常)?(?:低|少|小)",
     ),
     "batch_of_one": said_as(
@@ -370,8 +373,8 @@ _FAILS = re.compile(
     r"\boom\b|memory|\bcrash|\bfail|\berror|\bkill|\bcuda\b|vram|\bram\b|显存|内存|报错|爆|溢出|失败", re.I
 )
 _ASKED = re.compile(
-    r"\s{0,2}(?:(?:so|but|or|and),? )?(?:is|are|was|does|did|could|can|may|might) (?:it|this|that|there)\b"
-    r"[^.!?\n]{1,120}\?", re.I,
+    r"\s{0,2}(?:(?:so|but|or|and),? )?(?:is|are|was|were|do|does|did|could|can|may|might|should|must|have|has)"
+    r" (?:it|this|that|there|i|we|you|they|any\w*|the)\b[^.!?\n]{1,120}\?", re.I,
 )  # fmt: skip
 _ASKED_AT_END = re.compile(r"[^\n。！.!，,]{0,10}(?:吗|么|呢)?\s?[?？]|[^\n。！.!?？，,]{0,6}吗")
 _ASKED_BEFORE = re.compile(r"(?:是不是|是否|难道|请问[^\n。]{0,8}是)[^\n。！？?]{0,16}$")

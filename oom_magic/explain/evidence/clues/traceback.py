@@ -139,7 +139,8 @@ _ATTENTION = _any(
     r"qk ?= ?",
 )
 _LOGITS = _any(
-    r"logits\w*\.(?:float|clone|to|exp|log_softmax)\(", r"logits\[[^\n]{0,60}\]\.float\(", r"get_log_?probs?_from",
+    r"logits\w*\.(?:float|clone|to|exp|log_softmax)\(", r"\blogits\w* ?[-+*/]=? ?\w",
+    r"logits\[[^\n]{0,60}\]\.float\(", r"get_log_?probs?_from",
     r"logprobs?_from_logits",
     r"_get_logits", r"compute_logits", r"FusedProjectionPlusCrossEntropy|cross_entropy\.py", r"selective_log_softmax",
     r"ForCausalLMLoss", r"_convert_to_fp32",

@@ -65,6 +65,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "one_device_holds_more": ("own_device",),
     "ranks_load_to_one": ("map_location_cpu",),
     "checkpoint_to_gpu": ("map_location_cpu", "half_weights"),
+    "told_checkpoint_to_gpu": ("map_location_cpu",),
     "pinned_under_wsl": ("unpin",),
     "pinned_memory_used": ("unpin",),
     "wsl_pins_little": ("unpin", "close_processes_any"),
@@ -151,6 +152,7 @@ _SIZE_IS_WRONG = {"request_absurd", "request_overflowed", "request_above_any_dev
 _NO_OTHERS = ("free_above_request", "mps_refused_all")  # there was room, whoever uses the device
 _OF_COPIES = {"told_saving", "told_merging", "told_without"}
 _LARGE_INPUT = {"input_named", "larger_input_fails"}
+_LARGE_AT_ONCE = _LARGE_INPUT | {"large_request"}
 _HUGE_BYTES = 24 * GIB  # of one tensor: more than most cards have
 # What each setting of a program acts on; the others are not proposed against a cause.
 _INPUTS = (*INPUT_CAUSES, Cause.REQUEST_ALONE_TOO_BIG)
@@ -370,6 +372,8 @@ def remedies_of_run(diagnosis: Diagnosis, elsewhere: tuple[str, ...] | None, *, 
     if is_evaluation(diagnosis):
         is_trainer = "evaluates_by_trainer" in diagnosis.told
         keys = ("loss_only", *_AT_EVALUATION[1:]) if is_trainer else _AT_EVALUATION
+        if is_text and trains(diagnosis) and any(one.key in _LARGE_AT_ONCE for one in diagnosis.evidence):
+            keys = ("evaluation_inputs", *keys)
         if is_text and "infers" in diagnosis.told and not {"evaluates", "trains", "training_fits"} & diagnosis.told:
             keys = ("no_grad", "smaller_input")  # a program that predicts, in batches or not
     if elsewhere and is_text and not trains(diagnosis):

@@ -34,7 +34,7 @@ _OF_WEIGHTS = ("loading", "saving", "optimizer_step")  # where no input is compu
 # Facts of a run at hand, whose code and data are the user's.
 _AT_HAND = {
     "of_pytorch", "fine_tunes", "own_loop", "in_notebook", "trains", "loads_data", "may_keep_graphs",
-    "infers_with_graphs", "many_ranks",
+    "infers_with_graphs", "many_ranks", "names_adam",
 }  # fmt: skip
 _OF_NEW_STATE = "zeros_like("  # where the state is made; temporary copies come after it
 _OF_EACH_TENSOR = "exp_avg_sq.sqrt()"  # torch/optim/adam.py, _single_tensor_adam: without foreach
@@ -115,7 +115,7 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
         f"on_{diagnosis.accelerator}": True,
         "may_have_batch": _may_have_batch(diagnosis),
         "by_a_program": diagnosis.program and (diagnosis.program != "pictures" or "diffuses" in told),
-        "of_pytorch": is_of_pytorch(diagnosis),
+        "of_pytorch": is_of_pytorch(diagnosis) and "in_another_language" not in told,
         "has_batch_of_one": "shape_of_one" in evidence,
         "diffuses": diagnosis.program in ("diffusers", "diffusion", "webui", "comfyui"),
         "of_tokens": names_tokens(diagnosis),
@@ -165,7 +165,7 @@ def _shows_only_a_line(diagnosis: Diagnosis) -> bool:
     """Whether a message stands alone or with the failing statement, without frames and sentences around it."""
     if not diagnosis.code:
         return True
-    if diagnosis.place or "in_prose" in diagnosis.told:
+    if diagnosis.place or "in_prose" in diagnosis.told or "self." in diagnosis.code:
         return False
     with contextlib.suppress(SyntaxError, ValueError):
         return bool(ast.parse(diagnosis.code))

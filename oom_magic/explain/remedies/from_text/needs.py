@@ -71,8 +71,10 @@ NEEDS: Mapping[str, Needs] = {
     "no_grad": _row("infers_with_graphs", absent="tried_no_grad", code="own_loop", instead="no_grad_own"),
     "no_grad_own": _row("may_keep_graphs", absent="tried_no_grad by_a_program"),
     "foreach": _row(_OWN, absent="deepspeed made_of_each_tensor", code="own_loop trainer"),
-    "optimizer_8bit": _row(absent="on_mps on_tpu on_npu on_hpu has_8bit_optimizer", code="own_loop trainer"),
-    "adafactor": _row(code="own_loop trainer"),
+    "optimizer_8bit": _row(
+        "names_adam", absent="on_mps on_tpu on_npu on_hpu has_8bit_optimizer", code="own_loop trainer"
+    ),
+    "adafactor": _row("names_adam", code="own_loop trainer"),
     "zero_offload": _row(absent="offloads_to_host tried_offload"),
     "detach": _row("own_loop", absent="tried_detach", instead="detach_own"),
     "detach_own": _row(absent="tried_detach"),
@@ -98,7 +100,7 @@ NEEDS: Mapping[str, Needs] = {
     "tensor_parallel": _row("many_ranks", absent="shards"),
     "tgi_shards": _row(absent="shards"),
     "quantized_model": _row("by_a_program of_tokens diffuses not_its_input", absent="tried_quantized"),
-    "load_low_ram": _row(code="own_loop"),
+    "load_low_ram": _row("uses_transformers", absent="is_quantized", code="own_loop"),
     "unpin": _row(code="own_loader"),
     # The host.
     "fewer_workers": _row("workers other_workers by_dataloader", absent="one_worker tried_workers", code="own_loader"),
@@ -142,7 +144,7 @@ NEEDS: Mapping[str, Needs] = {
     "diffusers_offload": _row(absent="tried_offload"),
     "pictures_offload": _row("diffuses", absent="keeps_in_ram tried_offload tried_vram"),
     "comfy_lowvram": _row(absent="keeps_in_ram on_mps tried_vram swaps_blocks"),
-    "comfy_fp8": _row(absent="on_mps tried_quantized", instead="smaller_model"),
+    "comfy_fp8": _row(absent="on_mps tried_quantized", code="loads_by_comfyui", instead="smaller_model"),
     "webui_medvram": _row(absent="keeps_in_ram tried_vram"),
     "restart_program": _row(absent="tried_restart"),
     "ollama_parallel": _row(absent="caches_in_8_bits"),

@@ -1,0 +1,53 @@
+"""Nothing is claimed that a text does not show: whose memory it is, what filled it, and what would help."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from oom_magic.explain.explainer import explain
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "not_said"),
+    [
+        pytest.param(
+            "logits = logits / self.temperature\nRuntimeError: MPS backend out of memory (MPS allocated: 12.74 GB, other"
+            " allocations: 4.39 GB, max allowed: 18.13 GB). Tried to allocate 1.02 GB on private pool.", ["logits"],
+            ["weights do not fit", "enumerate", r"12\.74\s+GiB\s+came"], id="logits are divided by a temperature",
+        ),
+        pytest.param(
+            "CUDA out of memory. Tried to allocate 8.67 GiB (GPU 0; 23.70 GiB total capacity; 9.21 GiB already allocated; 4.45"
+            " GiB free; 17.61 GiB reserved in total by PyTorch) If reserved memory is >> allocated memory try setting"
+            " max_split_size_mb to avoid fragmentation.", ["tip may help"], ["tip applies"], id="the cache alone was too small",
+        ),
+        pytest.param(
+            "RESOURCE_EXHAUSTED: Attempting to reserve 11.35G at the bottom of memory. That was not possible. There are 12.18G"
+            " free, 0B reserved, and 10.52G reservable. I train with jax", [r"12\.18 GiB were free", "in pieces"],
+            ["PyTorch", "activations"], id="XLA's free memory is in pieces",
+        ),
+        pytest.param(
+            "I am not able to load the Flax GPT-Neo 2.7B model: RuntimeError: Resource exhausted: Failed to allocate request"
+            " for 100.00MiB (104857600B) on device ordinal 0", ["weights do not fit"], ["nother process"],
+            id="what is loaded fills the device itself",
+        ),
+        pytest.param(
+            "OOM When Resuming From Checkpoint. I use FSDP. The OOM always happens during the optimizer step. TPU v3-8",
+            ["from\\s+the\\s+checkpoint"], ["Adafactor", "8-bit"], id="whose optimizer it is, is not said",
+        ),
+        pytest.param(
+            "Cuda Out of Memory Error after restarting a previous stored model. I can train with batch size 68 and it works"
+            " fine, then I load it from disk:\n```lua\nmodel = torch.load(path)\n```", [], ["batch", "bf16", "checkpointing"],
+            id="the batch fitted before",
+        ),
+        pytest.param(
+            "训练时内存持续增长到OOM，batch_size=128，2000 step时出现OOM", ["memory ran out"], ["RAM"],
+            id="memory of a training is not said to be the host's",
+        ),
+    ],
+)  # fmt: skip
+def test_a_claim_has_its_evidence_in_the_text(text, said, not_said):
+    shown = str(explain(text, fast=True, lang="en"))
+    assert [word for word in said if not re.search(word, shown)] == []
+    assert [word for word in not_said if re.search(word, shown)] == []
