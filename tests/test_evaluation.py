@@ -46,7 +46,7 @@ class Run:
         self.works = works
         self.variations = []
 
-    def begin(self, changes, enough_bytes):
+    def begin(self, changes, enough_bytes, is_brief):
         return self._report(16)
 
     def without_unneeded(self):
@@ -135,7 +135,7 @@ def test_what_compiles_is_rehearsed_only_where_nothing_else_is_safe(usable, reas
     monkeypatch.setattr(compile_changes, "TORCH", compile_changes.FIRST_FOLLOWED)
 
     class Compiling(Run):
-        def begin(self, changes, enough_bytes):
+        def begin(self, changes, enough_bytes, is_brief):
             return self._report(64)
 
         def check(self, variation):
@@ -165,8 +165,8 @@ def test_where_compiled_code_is_not_followed_nothing_about_compiling_is_advised(
     bound = (Assumption("treated as eager code", None, True),)
 
     class AsEager(Run):
-        def begin(self, changes, enough_bytes):
-            return replace(super().begin(changes, enough_bytes), assumptions=bound)
+        def begin(self, changes, enough_bytes, is_brief):
+            return replace(super().begin(changes, enough_bytes, is_brief), assumptions=bound)
 
         def run(self, variation):
             return replace(super().run(variation), assumptions=bound)
@@ -193,7 +193,7 @@ def test_where_the_first_steps_fit_an_evaluation_after_them_is_followed():
     class Left(Run):
         may_evaluate = True
 
-        def begin(self, changes, enough_bytes):
+        def begin(self, changes, enough_bytes, is_brief):
             timeline = training_timeline(num_steps=2, scale=2)
             return predicted_of(replace(timeline, marks=(*timeline.marks, Mark(len(timeline.order), MarkKind.LEFT))))
 
@@ -204,10 +204,24 @@ def test_where_the_first_steps_fit_an_evaluation_after_them_is_followed():
     assert next(one for one in remedies if one.key == "smaller_batch").saving_bytes == need(16) - need(4)
 
 
+def test_steps_are_followed_further_where_neither_like_steps_nor_an_evaluation_take_enough():
+    class Late(Run):
+        may_evaluate = True
+
+        def begin(self, changes, enough_bytes, is_brief):
+            return self.begin_on(changes) if is_brief else self._report(16)
+
+        def begin_on(self, changes):
+            timeline = training_timeline(num_steps=2, scale=2)
+            return predicted_of(replace(timeline, marks=(*timeline.marks, Mark(len(timeline.order), MarkKind.LEFT))))
+
+    assert RemedyEvaluator(Late(), Situation(need(6), GPU)).needed_bytes == need(16)
+
+
 @pytest.mark.slow
 def test_a_larger_card_is_no_remedy_for_a_loop_that_leaks_and_was_left():
     class Left(Run):
-        def begin(self, changes, enough_bytes):
+        def begin(self, changes, enough_bytes, is_brief):
             timeline = training_timeline(num_steps=2, scale=16)
             left = Mark(len(timeline.order), MarkKind.LEFT)
             return predicted_of(replace(timeline, marks=(*timeline.marks, left)))
@@ -219,9 +233,9 @@ def test_a_larger_card_is_no_remedy_for_a_loop_that_leaks_and_was_left():
 
 def test_a_part_that_fits_says_nothing_of_the_whole():
     class Part(Run):
-        def begin(self, changes, enough_bytes):
+        def begin(self, changes, enough_bytes, is_brief):
             part = Assumption("left", is_lower_bound=True)
-            return replace(super().begin(changes, enough_bytes), assumptions=(part,))
+            return replace(super().begin(changes, enough_bytes, is_brief), assumptions=(part,))
 
     assert "smaller_batch" in {one.key for one in evaluated(Part(batch=16), need(32))}
 

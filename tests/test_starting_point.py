@@ -248,6 +248,24 @@ def test_what_never_steps_is_left_after_a_while_and_all_runs_but_the_advised_aft
     assert rehearsal.run(Variation()).peak_allocated_bytes == report.peak_allocated_bytes
 
 
+def test_where_an_evaluation_may_follow_steps_that_take_the_same_are_not_followed_further() -> None:
+    names = {"torch": torch, "net": torch.nn.Linear(64, 64)}
+    cell = "net.cuda(); opt = torch.optim.Adam(net.parameters())\nfor step in range(100):\n    rows = {rows}\n    "
+    cell += "net(torch.ones(rows, 64, device='cuda')).sum().backward(); opt.step(); opt.zero_grad()"
+    num_steps = {}
+    for rows in ("64", "64 + 64 * step"):
+        rehearsal = CellRehearsal(
+            lambda tree, names: exec(compile(tree, "<cell>", "exec"), names),
+            ast.parse(cell.format(rows=rows)),
+            names,
+            gpu="RTX 3060",
+        )
+        for is_brief in (True, False):
+            num_steps[rows, is_brief] = rehearsal.begin([], 2**40, is_brief).timeline.num_steps()
+    assert num_steps.pop(("64", True)) == 4  # the first makes the optimizer's state
+    assert set(num_steps.values()) == {100}
+
+
 def _workspaces_of(session: DrySession) -> int:
     return sum(one.num_bytes for one in session.fake_gpu.workspaces_before())
 

@@ -123,13 +123,17 @@ class CellRehearsal:
         self.samples_compared, self.kept_by_turns = 0, (0, 0)
         self._most_seconds = math.inf
 
-    def begin(self, changes: Sequence[Change], enough_bytes: int) -> MemoryReport:
+    def begin(self, changes: Sequence[Change], enough_bytes: int, is_brief: bool = False) -> MemoryReport:
         """Execute the unchanged cell on a pretend card; all variations are followed equally far."""
+        self._num_steps = STEPS
+        return self._begin(changes, enough_bytes=enough_bytes, leaves_like_steps=is_brief)
+
+    def _begin(self, changes: Sequence[Change], **limits: Any) -> MemoryReport:
         from oom_magic.predict.what_if.survey import Survey
 
         self._made_inside = MadeInside()
         self._survey = Survey(changes, self._made_inside.note)
-        report, training = self._execute((self._survey,), {}, enough_bytes=enough_bytes)
+        report, training = self._execute((self._survey,), {}, **limits)
         if self._num_steps != "alike":
             num_steps = report.timeline.num_steps()
             self._num_steps = num_steps if report.timeline.was_left else _ALL_STEPS
@@ -152,7 +156,7 @@ class CellRehearsal:
     def begin_on(self, changes: Sequence[Change]) -> MemoryReport:
         """``begin`` with what follows like steps; all variations are followed as far, too."""
         self._num_steps = "alike"
-        return self.begin(changes, 0)
+        return self._begin(changes)
 
     def _find_sample(self) -> None:
         """Count samples as the user's code does where several rows of the model's inputs are one: beams, pairs."""
@@ -330,11 +334,9 @@ class CellRehearsal:
     def label(self, what: str) -> str:
         """The name of a size in the user's code, if known."""
         parameter = self.parameters.get(what)
-        return (
-            parameter.label
-            if parameter is not None and parameter.is_named
-            else {"batch": "batch_size", "seq": "seq_len", "evaluation": "eval_batch_size"}[what]
-        )
+        if parameter is not None and parameter.is_named:
+            return parameter.label
+        return {"batch": "batch_size", "seq": "seq_len", "evaluation": "eval_batch_size"}[what]
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -437,7 +439,7 @@ class CellRehearsal:
         overridden: Mapping[SizeParameter, int],
         growth: Growth | None = None,
         dropped: InTheWay | None = None,
-        enough_bytes: int = 0,
+        **limits: Any,
     ) -> tuple[MemoryReport, Training]:
         from oom_magic.predict.instrumentation.rebound_names import ReboundNames
         from oom_magic.predict.session import DrySession
@@ -460,7 +462,7 @@ class CellRehearsal:
                 changes=(*made, self._largest),
                 absent=self._absent if dropped is None else self._absent | dropped.objects,
             )
-            session.training.stop_rule = self._stop_rule(enough_bytes)
+            session.training.stop_rule = self._stop_rule(**limits)
             try:
                 report = rehearse(partial(session.run, call, namespaces, self._decided))
             except MissingNameError as error:
@@ -485,13 +487,13 @@ class CellRehearsal:
 
         return LargestSamples()
 
-    def _stop_rule(self, enough_bytes: int) -> StopRule:
+    def _stop_rule(self, **limits: Any) -> StopRule:
         from oom_magic.predict.instrumentation.stop_rule import StopRule
 
         return StopRule(
             after_steps=self._num_steps,
-            enough_bytes=enough_bytes,
             after_calls=self.calls_followed or None,
             most_seconds=self._most_seconds,
             leaves_evaluations=self._leaves_evaluations,
+            **limits,
         )

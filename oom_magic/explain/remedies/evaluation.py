@@ -22,6 +22,7 @@ from oom_magic.explain.remedies.remedy import Remedy, Situation, identity_of
 from oom_magic.explain.remedies.remedy_code import RemedyCode
 from oom_magic.explain.remedies.room import (
     DROPPED,
+    between_steps_bytes,
     dropping,
     growing_segments,
     making_room,
@@ -29,7 +30,7 @@ from oom_magic.explain.remedies.room import (
     other_hardware,
     with_segments,
 )
-from oom_magic.explain.remedies.specs import STEP, RemedySpec, mends_growth, remedy_specs
+from oom_magic.explain.remedies.specs import SHRINKING, STEP, RemedySpec, mends_growth, remedy_specs, shrinking
 from oom_magic.memory.allocator.segments import GRANULE_BYTES
 
 if TYPE_CHECKING:
@@ -41,14 +42,10 @@ _LEAST_SAVING = 0.01
 # Remedies up to this cost leave model, data and training as they are; if one fits, nothing is combined.
 _HARMLESS = 50
 _MOST_COMBINATIONS = 4
-_SHRINKING = {"batch": ("smaller_batch", 30, "accumulation"), "seq": ("shorter_sequences", 55, "faster")}
-_AT_EVALUATION = ("smaller_evaluation", 4, "same")  # the results are the same, and nothing is accumulated
-_OF_COMPARED = ("smaller_batch", 58, "accumulation")  # it changes what is learnt
 _OF_EVALUATION = ("no_grad", "eval_accumulation", "smaller_evaluation")  # which change no result
 _SEGMENTS = "expandable_segments"
 _COMPILED_ANEW = ("compile", "compile_blocks")
 _COMBINATION = RemedySpec("combination", 0, "combination", (), None, combines=False)
-_BETWEEN_STEPS = ("parameter", "gradient", "optimizer_state", "before", "workspace")
 
 
 class RemedyEvaluator:
@@ -70,14 +67,23 @@ class RemedyEvaluator:
         self._in_pieces: list[tuple[Remedy, MemoryReport]] = []  # that fit but for the allocator's segments
         self._candidates = remedy_specs(situation)
         made = [change for one in self._candidates if one.variation for change in one.variation.changes]
-        self._baseline = self._patience.timed(lambda: rehearsal.begin(made, situation.usable_bytes))
-        self.needed_bytes = needed_bytes(self._baseline)
-        if self.fits and self.steps_left_after and rehearsal.may_evaluate and not situation.is_leaking:
-            self._baseline = self._patience.timed(lambda: rehearsal.begin_on(made))
-            self.needed_bytes = needed_bytes(self._baseline)
+        self._begin(made)
         if self._has_failed_narrowly:
             self.needed_bytes = situation.usable_bytes + GRANULE_BYTES  # at least
         self._is_evaluation = situation.phase == "evaluation" or rehearsal.is_evaluation
+
+    def _begin(self, made: Sequence[Change]) -> None:
+        """Rehearse the run as it is; where its steps fit and an evaluation may follow, that too. As long as that is not
+        known, steps that take the same are not followed further."""
+        rehearsal, enough = self._rehearsal, self._situation.usable_bytes
+        may_follow = rehearsal.may_evaluate and not self._situation.is_leaking
+        for is_brief in (True, False) if may_follow else (False,):
+            begin = partial(rehearsal.begin, made, enough, is_brief)
+            for run in (begin, partial(rehearsal.begin_on, made)) if may_follow else (begin,):
+                self._baseline = self._patience.timed(run)
+                self.needed_bytes = needed_bytes(self._baseline)
+                if not (self.fits and self.steps_left_after):
+                    return
 
     @property
     def _has_failed_narrowly(self) -> bool:
@@ -131,7 +137,7 @@ class RemedyEvaluator:
     @property
     def keys(self) -> frozenset[str]:
         """The remedies that a rehearsal can evaluate; others change nothing in this run."""
-        sizes = {self._shrinking(what)[0] for what in _SHRINKING if what in self._rehearsal.sizes}
+        sizes = {self._shrinking(what)[0] for what in SHRINKING if what in self._rehearsal.sizes}
         return frozenset({one.key for one in self._candidates} | sizes)
 
     @property
@@ -281,14 +287,14 @@ class RemedyEvaluator:
     def _groups(self) -> list[list[RemedySpec]]:
         """The candidates in groups, each by cost: harmless for the cause, other harmless, costly, what compiles."""
         worth = [one for one in self._candidates if self._is_possible(one) and one.helps(self._baseline)]
-        for what in _SHRINKING:
+        for what in SHRINKING:
             key, cost, speed = self._shrinking(what)
             if self._rehearsal.sizes.get(what, 1) > 1:
                 worth.append(
                     RemedySpec(key, cost, speed, STEP, Variation(sizes={what: 0}), slot=key, combines=what == "batch")
                 )
         # If the memory between steps alone does not fit, it has to shrink first.
-        is_full = self._between_steps_bytes > self._situation.usable_bytes
+        is_full = between_steps_bytes(self._baseline) > self._situation.usable_bytes
         worth.sort(key=lambda one: (is_full and one.acts_on_step, one.cost))
         groups: list[list[RemedySpec]] = [[], [], [], []]
         for one in worth:
@@ -313,11 +319,7 @@ class RemedyEvaluator:
 
     def _shrinking(self, what: str) -> tuple[str, int, str]:
         """Key, cost and effect on speed of making a size smaller."""
-        if what == "batch" and self._is_evaluation:
-            return _AT_EVALUATION
-        if what == "batch" and self._rehearsal.compares_samples:
-            return _OF_COMPARED
-        return _SHRINKING[what]
+        return shrinking(what, self._is_evaluation, self._rehearsal.compares_samples)
 
     def _evaluated(self, candidate: RemedySpec, is_wanted: bool = False) -> Iterator[Remedy]:
         """The remedy of a candidate; None where it does not apply or saves nothing."""
@@ -408,8 +410,8 @@ class RemedyEvaluator:
             return needed_bytes(reports[size], smaller.batches)
 
         limits = (self._situation.safe_bytes, self._situation.usable_bytes)
-        before_need = before, self.needed_bytes
-        fitting = (largest_fitting(need, sizes, before_need, self._between_steps_bytes, limit) for limit in limits)
+        before_need, least = (before, self.needed_bytes), between_steps_bytes(self._baseline)
+        fitting = (largest_fitting(need, sizes, before_need, least, limit) for limit in limits)
         after = next(filter(None, fitting), None) or min(reports)
         values = {"before": before, "after": after, "accumulation": whole // after, "name": self._rehearsal.label(what)}
         if key == "smaller_batch" and self._rehearsal.compares_samples:
@@ -442,7 +444,7 @@ class RemedyEvaluator:
     def _combined(self, found: Sequence[tuple[RemedySpec, Remedy]]) -> Iterator[Remedy]:
         """The cheapest combination that fits, of those expected to fit; first those expected to leave the card safe.
         Where a change fits alone, though not safely, only with a release of what nobody needs."""
-        possible = likely_combinations(found, self.needed_bytes, self._between_steps_bytes, self._situation)
+        possible = likely_combinations(found, self.needed_bytes, between_steps_bytes(self._baseline), self._situation)
         if any(remedy.fits for _, remedy in found):
             possible = [chosen for chosen in possible if any(one.key == DROPPED for one, _ in chosen)]
         for chosen in possible[:_MOST_COMBINATIONS]:
@@ -484,12 +486,6 @@ class RemedyEvaluator:
         )  # fmt: skip
         self._variations[identity_of(together)] = self._variations[identity_of(smaller)]
         return together
-
-    @property
-    def _between_steps_bytes(self) -> int:
-        """Memory kept between steps, at the peak of the unchanged run."""
-        parts = self._baseline.breakdown
-        return sum(parts[name] for name in _BETWEEN_STEPS)
 
     @property
     def _global_batch(self) -> int | None:

@@ -121,8 +121,9 @@ class Rehearsal(Protocol):
     def is_of_job(self) -> bool:
         """Whether the run is one of several processes with a GPU each."""
 
-    def begin(self, changes: Sequence[Change], enough_bytes: int, /) -> MemoryReport:
-        """The report of the run as it is, followed at least until it takes ``enough_bytes``, as far as it can be.
+    def begin(self, changes: Sequence[Change], enough_bytes: int, is_brief: bool, /) -> MemoryReport:
+        """The report of the run as it is, followed at least until it takes ``enough_bytes``, as far as it can be; if it
+        ``is_brief``, no further than to steps that take the same.
 
         Finds which of ``changes`` it would allow. Raises NotEvaluatedError.
         """
@@ -237,7 +238,7 @@ class SetupRehearsal:
         """There is no code of the user's."""
         return ""
 
-    def begin(self, changes: Sequence[Change], _enough_bytes: int, /) -> MemoryReport:
+    def begin(self, changes: Sequence[Change], _enough_bytes: int = 0, _is_brief: bool = False, /) -> MemoryReport:
         """Dry-run the unchanged setup: its steps are alike."""
         from oom_magic.predict.what_if.survey import Survey
 
@@ -246,7 +247,7 @@ class SetupRehearsal:
 
     def begin_on(self, changes: Sequence[Change], /) -> MemoryReport:
         """It only trains."""
-        return self.begin(changes, 0)
+        return self.begin(changes)
 
     def check(self, variation: Variation) -> None:
         """Whether the setup has other values for it, or its run allows the change."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 DROPPED = "drop_copy"  # objects of earlier cells
+_BETWEEN_STEPS = ("parameter", "gradient", "optimizer_state", "before", "workspace")
 _LEAST_SHARE = 0.02  # of the card: less than that is not mentioned, such as the MiB that others hold for a display
 
 
@@ -31,6 +32,11 @@ def needed_bytes(
     from oom_magic.memory.allocator.replay import minimum_device_bytes  # loads NumPy, which texts do not need
 
     return minimum_device_bytes(report.timeline, settings or report.settings, *batches)
+
+
+def between_steps_bytes(report: MemoryReport) -> int:
+    """Memory that is kept between steps, in bytes, at the peak of a run."""
+    return sum(report.breakdown[name] for name in _BETWEEN_STEPS)
 
 
 def making_room(report: MemoryReport, needed: int, situation: Situation) -> Iterator[Remedy]:

@@ -22,10 +22,21 @@ if TYPE_CHECKING:
 _LEAST_SHARE = 0.02
 STEP = ("activation", "temporary")  # memory that a step allocates and frees
 _LEAST_OF_TRITON = (7, 0)  # torch/_dynamo/device_interface.py, CudaInterface.is_triton_capable
+# By size: the remedy, its cost and its effect on speed.
+SHRINKING = {"batch": ("smaller_batch", 30, "accumulation"), "seq": ("shorter_sequences", 55, "faster")}
+_AT_EVALUATION = ("smaller_evaluation", 4, "same")  # the results are the same, and nothing is accumulated
+_OF_COMPARED = ("smaller_batch", 58, "accumulation")  # it changes what is learnt
 _EVERY = ("parameter", "gradient", "optimizer_state", "activation")
 _WEIGHTS = ("parameter",)
 _STATE = ("optimizer_state",)
 _OF_A_GRAPH = frozenset({"no_grad", "released_gradients", "dropped_outputs", "chunked_loss", "checkpointing"})
+
+
+def shrinking(what: str, is_evaluation: bool, compares_samples: bool) -> tuple[str, int, str]:
+    """Key, cost and effect on speed of making a size smaller."""
+    if what == "batch" and is_evaluation:
+        return _AT_EVALUATION
+    return _OF_COMPARED if what == "batch" and compares_samples else SHRINKING[what]
 
 
 @dataclass(frozen=True)

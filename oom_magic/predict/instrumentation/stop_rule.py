@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from oom_magic.memory.later_turns import with_later_turns
 from oom_magic.memory.timeline import MarkKind, Timeline
-from oom_magic.predict.instrumentation.loops import Loops
+from oom_magic.predict.instrumentation.loops import LIKE_STEPS, Loops
 
 CALLS_COMPARED = 72  # before the rest of a loop is told from the turns that were followed
 STEPS_OF_EACH_OPTIMIZER = 2  # the first makes its state
@@ -35,6 +35,7 @@ class StopRule:
     took.
     ``enough_bytes``: what the run is known to reserve, for example from the message of its failure. Steps go on, within
     the limits above, until so much was reserved, no new sizes of inputs come, and every optimizer has made its state.
+    ``leaves_like_steps``: they also end after three that take the same, as what follows may be what takes so much.
     ``after_calls``: the number of calls of models that end a run without optimizer steps.
     ``most_seconds``: the time that ends a run without optimizer steps.
     ``leaves_evaluations``: loops of like calls without gradients end after three. The run sets it to False if one of
@@ -43,6 +44,7 @@ class StopRule:
 
     after_steps: StopAfter = "alike"
     enough_bytes: int = 0
+    leaves_like_steps: bool = False
     after_calls: int | None = None
     most_seconds: float = math.inf
     leaves_evaluations: bool = True
@@ -60,12 +62,16 @@ class StopRule:
             return True
         return seconds > SECONDS_WITHOUT_STEPS and (seconds > MOST_SECONDS_WITHOUT_STEPS or has_enough())
 
-    def is_met_by_step(self, number: int, seconds: float, has_enough: bool, may_grow: Callable[[], bool]) -> bool:
-        """Whether a run that counts its steps ends with step ``number``."""
+    def is_met_by_step(
+        self, number: int, seconds: float, num_alike: int, has_enough: bool, may_grow: Callable[[], bool]
+    ) -> bool:
+        """Whether a run that counts its steps ends with step ``number``; the last ``num_alike`` took the same."""
         if not isinstance(self.after_steps, int) or number < self.after_steps:
             return False
         is_late = seconds > MOST_SECONDS
         if not has_enough:
+            if self.leaves_like_steps and num_alike >= LIKE_STEPS and not may_grow():
+                return True
             return (is_late and number >= MOST_STEPS) or seconds > MOST_SECONDS_OF_SLOW_STEPS
         return not self.enough_bytes or is_late or number >= MOST_STEPS or not may_grow()
 

@@ -79,6 +79,7 @@ class Training:
         self._start, self._deadline = 0.0, 0.0  # seconds of computing
         self._num_steps: dict[int, int] = {}  # by identity of the optimizer
         self._usage_at: list[tuple[int, int]] = []  # by card: events and allocations at the last call of ``_usage``
+        self._alike: tuple[Usage | None, int] = None, 0  # the last step's usage, and how many steps had the same
         self._has_bar = has_bar
         self._bar: Any = None
 
@@ -121,6 +122,7 @@ class Training:
         """Follow the training loop while the user's code runs in the block."""
         self._num_steps.clear()
         self._usage_at = []
+        self._alike = None, 0
         self.model_calls.clear()
         self._sizes_seen.clear()
         self.sizes_differ = False
@@ -306,8 +308,17 @@ class Training:
             self._bar.update()
         if is_alike:
             self._after_like_steps(number, is_in_loop)
-        elif self.stop_rule.is_met_by_step(number, self._seconds(), self._has_enough(), self._may_grow):
+        elif self.stop_rule.is_met_by_step(
+            number, self._seconds(), self._count_alike(), self._has_enough(), self._may_grow
+        ):
             self.leave()
+
+    def _count_alike(self) -> int:
+        """How many steps up to this one took the same, where that may end the run."""
+        if self.stop_rule.leaves_like_steps:
+            usage = self._usage()
+            self._alike = usage, self._alike[1] + 1 if usage == self._alike[0] else 1
+        return self._alike[1]
 
     def _note_input_sizes(self) -> None:
         """Note the sizes of inputs with which models were called in the step that ends."""
