@@ -405,3 +405,28 @@ def flex_with_captured(on_step: OnStep) -> None:
         optimizer.step()
         optimizer.zero_grad()
         on_step(number)
+
+
+class Listed(nn.Module):
+    """Rows and columns taken and written by lists of their numbers, as nanoGPT takes the last position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(256, 512), nn.Linear(512, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = F.gelu(self.inner(x)[:, [0, 2, 5]])
+        mask = torch.zeros_like(hidden)
+        mask[:, [1, 2]] = 1.0
+        return self.outer(hidden * mask)[:, [-1]]
+
+
+@program
+def listed_numbers(on_step: OnStep) -> None:
+    model = Listed().cuda()
+    run, optimizer = torch.compile(model), torch.optim.AdamW(model.parameters())
+    for number in range(3):
+        run(torch.randn(512, 8, 256, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        on_step(number)

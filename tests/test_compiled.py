@@ -43,6 +43,8 @@ SHARED_TRUTH = json.loads((SHARED / "truth.json").read_text()) if SHARED.exists(
 STAYING = {"gpt2-fp32"}  # CPython began no full collection after the first step, whose logits cycles of Dynamo's held
 # Peaks of the program "autotuned" in each step, and what stays, on the CUDA build with gc.collect() after each step.
 AUTOTUNED = (222_570_496, 109_332_480, 109_332_480, 29_639_680)
+# Peaks of the program "listed_numbers" in each step there, its four lists of numbers among them.
+LISTED = (90_970_112, 41_954_304, 41_954_304)
 needs_triton = pytest.mark.skipif(
     TORCH < (2, 13) or importlib.util.find_spec("triton") is None, reason="needs torch 2.13 and triton"
 )
@@ -92,6 +94,17 @@ def test_what_autotuning_may_hold_is_in_the_most_that_a_run_takes() -> None:
     steps, report = steps_and_report_of(lambda _, on_step: PROGRAMS["autotuned"](on_step), {})
     assert (steps[1][0], steps[2][0], steps[2][2]) == tuple(AUTOTUNED[number] for number in (1, 2, 3))
     assert steps[0][0] < AUTOTUNED[0] < report.most_bytes[0] < 1.06 * AUTOTUNED[0]
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.skipif(TORCH[:2] != (2, 13), reason="recorded with torch 2.13")
+def test_lists_of_numbers_that_choose_rows_are_compiled() -> None:
+    """Inductor keeps such a list on the GPU for as long as the graph lives, where a dry run makes it in each step."""
+    steps, report = steps_and_report_of(lambda _, on_step: PROGRAMS["listed_numbers"](on_step), {})
+    assert not any("could not be compiled" in one.text for one in report.assumptions)
+    for (allocated, *_rest), truth in zip(steps, LISTED, strict=True):
+        assert 0 <= truth - allocated <= 4 * 512
 
 
 @needs_triton

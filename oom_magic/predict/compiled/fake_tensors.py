@@ -95,7 +95,8 @@ def _constants_on_host() -> Iterator[Any]:
 def _tensors_from_data() -> Patches:
     """``torch.tensor(2.0, device="cuda")`` copies to the device in C++; here the compiler sees that copy.
 
-    With ``x[index] = number`` the number stays on the host (torch/csrc/autograd/python_variable_indexing.cpp).
+    With ``x[index] = number`` the number stays on the host, and the numbers of ``x[:, [0, 2]]`` are a tensor on the
+    device (torch/csrc/autograd/python_variable_indexing.cpp); C++ sees meta tensors and would make it there.
     """
     from torch._dynamo import utils
     from torch._inductor.fx_passes import joint_graph
@@ -114,13 +115,18 @@ def _tensors_from_data() -> Patches:
     def _run_node(tracer: Any, node: Any, args: Any, kwargs: Any, module: Any) -> Any:
         if node.op == "call_function" and node.target is from_data:
             return tensor(*args, **kwargs)
-        return run_node(tracer, node, *_with_scalars(node.target, args, kwargs), module)
+        return run_node(tracer, node, *with_tensors(node.target, args, kwargs), module)
+
+    def with_tensors(target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if target in (operator.getitem, operator.setitem) and isinstance(args[0], torch.Tensor) and is_fake_cuda(args[0]):
+            args = (args[0], _index_of_tensors(args[1], tensor), *args[2:])
+        return _with_scalars(target, args, kwargs)
 
     def _call_function(run: Any, target: Any, args: Any, kwargs: Any) -> Any:
-        return call_function(run, tensor if target is from_data else target, *_with_scalars(target, args, kwargs))
+        return call_function(run, tensor if target is from_data else target, *with_tensors(target, args, kwargs))
 
     def _call_method(run: Any, target: Any, args: Any, kwargs: Any) -> Any:
-        return call_method(run, target, *_with_scalars(target, args, kwargs))
+        return call_method(run, target, *with_tensors(target, args, kwargs))
 
     return [
         (utils, {"run_node": _run_node}),
@@ -138,6 +144,15 @@ def _kept_whole(gpu: FakeGPU) -> Patches:
 
     names = {"autograd_would_have_decomposed": would_have_decomposed}
     return [(functional_tensor, names), (proxy_tensor, names)]
+
+
+def _index_of_tensors(index: Any, tensor: Callable[..., torch.Tensor]) -> Any:
+    """An index, with tensors for the lists of numbers in it."""
+    if isinstance(index, tuple):
+        return tuple(_index_of_tensors(one, tensor) for one in index)
+    if isinstance(index, list) and not any(isinstance(one, (slice, torch.Tensor, type(None))) for one in index):
+        return tensor(index, device=CUDA)
+    return index
 
 
 _PARAMETERS_OF_WHERE: dict[Any, tuple[str, ...]] = {
