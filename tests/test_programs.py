@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from layout_cases import LAYOUTS
+from notebook_cases import NOTEBOOKS
 from program_cases import PROGRAMS
 from put_back import observed
 from sparse_and_graph_cases import SPARSE_AND_GRAPHS
@@ -27,9 +28,11 @@ VERSION = torch.__version__.partition("+")[0]
     TRUTH["torch"] != VERSION, reason=f"the truth was recorded with torch {TRUTH['torch']}, this is {VERSION}"
 )
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("name", [*PROGRAMS, *SPARSE_AND_GRAPHS, *LAYOUTS])
+@pytest.mark.parametrize("name", [*PROGRAMS, *SPARSE_AND_GRAPHS, *LAYOUTS, *NOTEBOOKS])
 def test_program_equals_cuda(name: str) -> None:
-    report = om.dry_run((PROGRAMS | SPARSE_AND_GRAPHS | LAYOUTS)[name], gpu="RTX 3060", stop_after_steps=None)
+    report = om.dry_run(
+        (PROGRAMS | SPARSE_AND_GRAPHS | LAYOUTS | NOTEBOOKS)[name], gpu="RTX 3060", stop_after_steps=None
+    )
     assert [report.peak_allocated_bytes, report.peak_reserved_bytes] == TRUTH["peaks"][name]
 
 

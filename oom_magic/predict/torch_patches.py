@@ -58,7 +58,7 @@ def torch_patches(cards: Cards, view: DeviceView, assume: Callable[[str], None])
     """The patches for these cards. They wrap the attributes that PyTorch has at the time of the call."""
     gpu, autocast, dlpack = cards.gpu, cards.gpu.autocast, shared_by_dlpack()
     original: Callable[..., Any] = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-    run_backward = gpu.noting_watchers(AutogradOrder().around(original))
+    run_backward = autocast.counting_apart(gpu.noting_watchers(AutogradOrder().around(original)))
     return [
         *torch_cuda_answers(cards),
         *legacy_types(),
@@ -71,7 +71,14 @@ def torch_patches(cards: Cards, view: DeviceView, assume: Callable[[str], None])
         *marked_when_recorded(),
         *data_parallel_followed(gpu),
         *python_functions_followed(),
-        (torch, {"clear_autocast_cache": autocast.clear, "set_autocast_enabled": autocast.set_enabled}),
+        (
+            torch,
+            {
+                "autocast_decrement_nesting": autocast.decrement,
+                "clear_autocast_cache": autocast.clear,
+                "set_autocast_enabled": autocast.set_enabled,
+            },
+        ),
         (torch.autograd, {"_engine_run_backward": run_backward}),
         (torch.nn.functional, attention_in_transforms(gpu.is_on_gpu, gpu.card.capability)),
         *nested_attention_followed(gpu.card.capability, autocast),

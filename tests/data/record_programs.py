@@ -17,10 +17,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from layout_cases import LAYOUTS
 from loop_cases import LOOPS
+from notebook_cases import NOTEBOOKS
 from program_cases import PROGRAMS as SHORT
 from sparse_and_graph_cases import SPARSE_AND_GRAPHS
 
-PROGRAMS = SHORT | SPARSE_AND_GRAPHS | LAYOUTS | LOOPS
+PROGRAMS = SHORT | SPARSE_AND_GRAPHS | LAYOUTS | NOTEBOOKS | LOOPS
 TRUTH = Path(__file__).with_name("programs_truth.json")
 
 

@@ -35,35 +35,56 @@ class AutogradOrder:
 
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if torch._C._current_graph_task_id() != -1:  # inside another, in its thread
-                return run_backward(outputs, *args, **kwargs)
+                return self._run_inside(run_backward, outputs, *args, **kwargs)
             if self._creates_graphs:
                 self._renumber(outputs)
-            before = _next_number() + (len(outputs) > 1)  # several have a common root, which the caller's thread makes
+            self._begin(_next_number() + (len(outputs) > 1))  # several have a common root, made by the caller's thread
             try:
                 return run_backward(outputs, *args, **kwargs)
             finally:
-                self._note(before, _next_number())
+                self._end(_next_number())
                 self._creates_graphs |= len(args) > 2 and bool(args[2])  # create_graph
 
         return run
 
-    def _note(self, begun: int, ended: int) -> None:
-        if ended > begun:
-            self._made_before.append(self._num_made(-1))
-            self._begun.append(begun)
-            self._ended.append(ended)
+    def _run_inside(self, run_backward: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """A checkpoint's backward runs what it made again, and of what was made before a weight that autocast cast."""
+        began = self._begun[-1]
+        if all(node._sequence_nr() >= began for node in _reachable(outputs, self._has_own_number)):
+            return run_backward(outputs, *args, **kwargs)
+        renumbered = self._renumber(outputs)
+        try:
+            return run_backward(outputs, *args, **kwargs)
+        finally:  # the backward outside may have to run some of them
+            for node in renumbered:
+                node._set_sequence_nr(node.metadata.pop(_NUMBER))
+
+    def _begin(self, number: int) -> None:
+        self._made_before.append(self._num_made(-1))
+        self._begun.append(number)
+        self._ended.append(_FIRST)
+
+    def _end(self, number: int) -> None:
+        if number > self._begun[-1]:
+            self._ended[-1] = number
+        else:
+            del self._made_before[-1], self._begun[-1], self._ended[-1]
+
+    def _has_own_number(self, node: Node) -> bool:
+        return self._begins_at <= node._sequence_nr() < _FIRST
 
     def _num_made(self, position: int) -> int:
         """The number of nodes made in backwards after the one at ``position``."""
         return self._made_before[position] + self._ended[position] - self._begun[position]
 
-    def _renumber(self, outputs: Iterable[Any]) -> None:
-        for node in _reachable(outputs, lambda node: self._begins_at <= node._sequence_nr() < _FIRST):
-            set_number = getattr(node, "_set_sequence_nr", None)  # older versions of PyTorch have none
-            if set_number is not None:
-                number = node._sequence_nr()
-                node.metadata[_NUMBER] = number
-                set_number(_FIRST + self._counted(number))
+    def _renumber(self, outputs: Iterable[Any]) -> list[Node]:
+        """The nodes that were given their numbers: those that will run, where PyTorch lets them be numbered."""
+        found = [node for node in _reachable(outputs, self._has_own_number) if hasattr(node, "_set_sequence_nr")]
+        for node in found:
+            number = node._sequence_nr()
+            node.metadata[_NUMBER] = number
+            node._set_sequence_nr(_FIRST + self._counted(number))
+        return found
 
     def _counted(self, number: int) -> int:
         """The sequence number that the node's own thread would have given it."""

@@ -50,10 +50,11 @@ PROMOTE = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put 
 
 
 class _Thread(threading.local):
-    """Whether autocast is on, on each thread."""
+    """Whether autocast is on, on each thread; within how many of its blocks the backward that runs was called."""
 
     def __init__(self) -> None:
         self.is_on = torch.is_autocast_enabled("cuda")
+        self.num_outside: int | None = None
 
 
 class Autocast:
@@ -63,6 +64,7 @@ class Autocast:
         self._gpu = gpu
         self._cache: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
         self._set_enabled = torch.set_autocast_enabled
+        self._decrement: Callable[[], int] = torch.autocast_decrement_nesting
         self._thread = _Thread()
 
     @property
@@ -83,6 +85,27 @@ class Autocast:
         self._set_enabled(*args)
         if args[0] == "cuda" or len(args) == 1:
             self.is_on = bool(args[-1])
+
+    def counting_apart(self, run_backward: Callable[..., Any]) -> Callable[..., Any]:
+        """``torch.autograd._engine_run_backward``, in which blocks are counted from 0 as on CUDA's own thread: leaving
+        one there, such as that of a checkpoint, empties the cache though the caller is inside another.
+        """
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before = self._thread.num_outside
+            if before is None:
+                torch.autocast_increment_nesting()
+                self._thread.num_outside = self._decrement()
+            try:
+                return run_backward(*args, **kwargs)
+            finally:
+                self._thread.num_outside = before
+
+        return run
+
+    def decrement(self) -> int:
+        """In place of ``torch.autocast_decrement_nesting()``."""
+        return self._decrement() - (self._thread.num_outside or 0)
 
     def rules(self) -> dict[OpOverload, Callable[[Kernel], Kernel]]:
         """For each operator with a rule, how its kernel is wrapped."""
