@@ -118,7 +118,8 @@ def _tensors_from_data() -> Patches:
         return run_node(tracer, node, *with_tensors(node.target, args, kwargs), module)
 
     def with_tensors(target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        if target in (operator.getitem, operator.setitem) and isinstance(args[0], torch.Tensor) and is_fake_cuda(args[0]):
+        is_indexing = target in (operator.getitem, operator.setitem) and isinstance(args[0], torch.Tensor)
+        if is_indexing and is_fake_cuda(args[0]):
             args = (args[0], _index_of_tensors(args[1], tensor), *args[2:])
         return _with_scalars(target, args, kwargs)
 
