@@ -45,6 +45,41 @@ from oom_magic.explain.explainer import explain
             "训练时内存持续增长到OOM，batch_size=128，2000 step时出现OOM", ["memory ran out"], ["RAM"],
             id="memory of a training is not said to be the host's",
         ),
+        pytest.param(
+            "windows 11 wsl2, ollama: each model is less than 10 GB\nllama_new_context_with_model: n_ctx = 4096\nCUDA error: out"
+            " of memory", [], ["pin_memory", "RAM\\) ran out"], id="pinned memory of PyTorch in WSL",
+        ),
+        pytest.param(
+            "ollama run deepseek: unable to allocate CUDA0 buffer\nggml_cuda_host_malloc: failed to allocate 335445.83 MiB of"
+            " pinned memory: out of memory\nggml_backend_cuda_buffer_type_alloc_buffer: allocating 28426.68 MiB on device 0:"
+            " cudaMalloc failed: out of memory", ["weights do not fit"], ["RAM\\) ran out"], id="llama.cpp goes on unpinned",
+        ),
+        pytest.param(
+            'unsloth/Qwen-Image-2512 on kaggle:\npipe = DiffusionPipeline.from_pretrained("a").to("cuda")\nCUDA out of memory.'
+            " Tried to allocate 1.02 GiB. GPU 0 has a total capacity of 15.89 GiB of which 137.12 MiB is free.", [],
+            ["2512”"], id="a number in a name",
+        ),
+        pytest.param(
+            "I load a saved model (3.8MB) and then use model.predict on a numpy array of size `(45000, 32, 32, 3)` and get an OOM"
+            " memory error. GPU: GTX 1660 Ti. I have set the memory growth option in tensorflow", [],
+            ["RAM", "swap", "growth", "weights"], id="arrays are no sign of the host",
+        ),
+        pytest.param(
+            "I train with only batch size 1, and it runs successfully for the first epoch, and suddenly it gets cuda out of memory"
+            " at the start of the second epoch", ["only then"], ["activations of a step", "optimizer"], id="after an epoch that ran",
+        ),
+        pytest.param(
+            "After the validation of the first epoch, memory suddenly increases and there is an error out of memory when I proceed"
+            " to the second epoch of training on a 3080", [], ["Collect results", "keeps memory alive"], id="a jump is no leak",
+        ),
+        pytest.param(
+            "OOM during saving step. I train with deepspeed --deepspeed ds_config_zero3.json on 8 GPUs, each of them has 16GB VRAM",
+            ["saved"], ["StateDictOptions"], id="FSDP's calls for DeepSpeed",
+        ),
+        pytest.param(
+            "保存checkpoint时报错，每次训练到1000steps时都会报错：\n[launch.py:315:sigkill_handler] Killing subprocess 44150",
+            ["No memory error found"], ["weights", "about memory$"], id="no word about memory",
+        ),
     ],
 )  # fmt: skip
 def test_a_claim_has_its_evidence_in_the_text(text, said, not_said):

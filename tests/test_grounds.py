@@ -169,8 +169,8 @@ def test_a_log_is_read_without_its_repeats():
         ),
         pytest.param(
             "Is there a fix? I fine-tune with GRPO.\nfrom trl import GRPOConfig, GRPOTrainer\nmodel = AutoModel.from_pretrained(x)\n"
-            "The memory suddenly increases and it goes out of CUDA memory",
-            ["memory suddenly increases"], ["enumerate", "with torch.autocast"], id="a Trainer that is only imported",
+            "The memory keeps increasing and it goes out of CUDA memory",
+            ["memory keeps increasing"], ["enumerate", "with torch.autocast"], id="a Trainer that is only imported",
         ),
         pytest.param(
             "OOM during saving checkpoint, LoRA\nTraceback (most recent call last):\n"

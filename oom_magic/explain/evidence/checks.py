@@ -129,6 +129,8 @@ def _check_of_work(cause: Cause, failure: Failure | None, clues: Clues) -> Evide
         return Evidence("check_driver_level")
     if trains and clues.frames and not clues.has_prose and clues.phase != "evaluation":
         return Evidence(f"check_{Cause.ACTIVATIONS.value}_training")
+    if "between_epochs" in told and cause is Cause.ACTIVATIONS:
+        return Evidence("check_activations_between")
     left = _WHAT_IS_LEFT[_tried(told, serves, clues)]
     return Evidence("check_driver_level" if left is None else f"check_{Cause.ACTIVATIONS.value}{left}")
 

@@ -43,6 +43,7 @@ RESTS_ON: Mapping[str, tuple[str, ...]] = {
     "told_left_over": ("left_over",),
     "told_room_at_start": ("room_at_start",),
     "told_late": ("after_while",),
+    "told_between_epochs": ("between_epochs",),
     "told_graph_kept": ("keeps_graph",),
     "told_at_optimizer": ("at_optimizer",),
     "told_offload_helps": ("offload_helps",),

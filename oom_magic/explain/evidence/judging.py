@@ -65,7 +65,13 @@ _LARGE_DEVICE_BYTES = 16 * 1024**3  # where a message does not print the device'
 IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments", "learns", "uses_torch", "in_prose",
                   "names_adam"}  # fmt: skip
 _OF_MEMORY = {
-    "speaks_of_memory", "speaks_of_ram", "uses_much", "killed", "grows", "host_fills", "pins", "saves", "kernel_dies",
+    "speaks_of_memory", "speaks_of_ram", "uses_much", "killed", "grows", "host_fills", "pins", "kernel_dies",
+}  # fmt: skip
+# Statements that are about memory; of a text with neither one of them nor a message no cause is told.
+_ABOUT_MEMORY = _OF_MEMORY | {
+    "repeated_use", "left_over", "collects_results", "rises_once", "rises_to_a_level", "frees_at_end",
+    "full_at_any_size", "smaller_share_helps", "shuts_down", "page_file", "spills", "keeps_graph", "takes_no_share",
+    "adam_costs", "offload_helps", "counts_metrics", "crowds_one_device", "dense_pairs",
 }  # fmt: skip
 _OF_WEIGHTS = {"loads", "loaded", "merges", "saves", "generates_tokens", "smaller_model_works"}
 _OF_LIMITS = {"names_share", "full_at_any_size", "smaller_share_helps"}
@@ -162,6 +168,8 @@ def _judged(failure: Failure | None, text: str, clues: Clues) -> Judgement:
         if "indexes" in clues.run.told and failure.format == "device_side_assert":
             evidence.append(Evidence("index_error_beside"))
         return Judgement(Cause.NOT_OOM, tuple(evidence), Confidence.CERTAIN)
+    if failure is None and not (_ABOUT_MEMORY & clues.run.told or clues.faults or (clues.frames and clues.phase)):
+        return Judgement(Cause.UNKNOWN, (Evidence("no_message"),), Confidence.OPEN)
     supports = list(_supports(failure, clues, text))
     is_guess = failure is not None and failure.is_oom is None  # the message itself leaves it open
     possible = _weighed(supports, failure, clues, _CERTAIN_FROM - 0.01 if is_guess else 1.0)
@@ -266,13 +274,16 @@ def _as_late(possible: Sequence[PossibleCause], clues: Clues) -> Iterator[Possib
 def main_failure(failures: Sequence[Failure]) -> Failure | None:
     """The failure that explains a text best: surely about memory, of a size that cannot be, the fullest, the first.
 
-    ``std::bad_alloc`` beside a device's failure is what its C++ code raises then.
+    ``std::bad_alloc`` beside a device's failure is what its C++ code raises then; llama.cpp goes on
+    without pinned memory.
     """
     certainty = {True: 2, None: 1, False: 0}
+    is_of_llama = any(one.format.startswith("llama_cpp") for one in failures)
+    beside_others = (_OF_ANY_CPP, "pinned_memory") if is_of_llama else (_OF_ANY_CPP,)
 
     def rank(failure: Failure) -> tuple[int, bool, bool, int]:
         is_impossible = failure.total_bytes is None and is_overflow(failure)
-        return certainty[failure.is_oom], is_impossible, failure.format != _OF_ANY_CPP, failure.num_sizes
+        return certainty[failure.is_oom], is_impossible, failure.format not in beside_others, failure.num_sizes
 
     return max(failures, key=rank, default=None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
 from oom_magic.explain.evidence.clues.environment import ONE_MEMORY
@@ -249,13 +249,13 @@ def _mps(failure: Failure, clues: Clues) -> Iterator[Support]:
             yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.3, Evidence("mps_watermark", marked))
     elif limit and allocated + other >= limit * 0.8:
         own = Evidence("mps_own_fill", {"held_bytes": allocated, "limit_bytes": limit})
-        marked = Evidence("mps_watermark", {"held_bytes": allocated + other, "limit_bytes": limit})
+        watermark = Evidence("mps_watermark", {"held_bytes": allocated + other, "limit_bytes": limit})
         is_large = requested >= limit * 0.08
         computes = is_large or clues.is_training or clues.tells_of_training or clues.tensor is not None
         cause = Cause.ACTIVATIONS if computes else Cause.WEIGHTS_TOO_BIG
         yield Support(cause, 0.4, own)
-        yield Support(cause, 0.01, marked)
-        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.2, marked)
+        yield Support(cause, 0.01, watermark)
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.2, watermark)
 
 
 def _fragmentation(failure: Failure, clues: Clues) -> Iterator[Support]:
@@ -401,6 +401,6 @@ def judge_tip(failure: Failure, clues: Clues) -> Evidence | None:
     return _tip_helps(values, with_free)
 
 
-def _tip_helps(values: dict[str, int | str], with_free: dict[str, int]) -> Evidence:
+def _tip_helps(values: Mapping[str, int], with_free: Mapping[str, int]) -> Evidence:
     """That the tip applies, or may help where the cache alone would not have been enough."""
-    return Evidence("tip_applies_with_free", values | with_free) if with_free else Evidence("tip_applies", values)
+    return Evidence(f"tip_applies{'_with_free' if with_free else ''}", {**values, **with_free})

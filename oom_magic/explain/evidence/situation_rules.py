@@ -32,8 +32,9 @@ _MOST_OF_A_CARD = 0.85
 _LIGHT_PART = 4  # weights that fit the card so many times are not what fills it
 # What is said of a run whose weights do not lie on one card as a whole.
 _NOT_WHOLE = {"shards", "swaps_blocks", "keeps_in_ram", "offloads_parts"}
-_AFTER_LOADING = ("kv_cache", "compute", "serving", "logits", "vae")  # stages in which the weights are there
+_AFTER_LOADING = ("kv_cache", "context", "compute", "serving", "logits", "vae")  # stages in which the weights are there
 _OF_A_LOG = re.compile(r"\d\d:\d\d:\d\d|\d% ?[|\u2580-\u259f#]")
+_AFTER = re.compile(r"\bafter (?:the )?(?:eval|valid|test)", re.I)
 _LARGE_WEIGHTS = 12 * GIB  # most cards hold no more
 
 
@@ -42,7 +43,7 @@ _OF_PICTURES = {"of_latents", "diffuses", "makes_pictures"}
 RESERVING = ("vllm", "sglang", "server", "jax", "tensorflow", "paddle")
 # Clues that are enough for a judgement without a message.
 _TELLING = {
-    "grows", "repeated_use", "saves", "dense_pairs", "keeps_graph", "collects_results", "smaller_share_helps",
+    "grows", "repeated_use", "dense_pairs", "keeps_graph", "collects_results", "smaller_share_helps",
     "crowds_one_device", "replays", "left_over", "rises_once", "rises_to_a_level", "workers", "full_at_any_size",
     "frees_at_end", "works_without", "sizes_contrast",
 }  # fmt: skip
@@ -75,6 +76,7 @@ def _tells_enough(clues: Clues) -> bool:
         or "uses_much" in told
         or (clues.program is not None and clues.program.program.key in RESERVING and "speaks_of_memory" in told)
         or {"larger_input_fails", "speaks_of_memory", "speaks_of_gpu"} <= told
+        or {"saves", "speaks_of_memory"} <= told
     )
 
 
@@ -289,7 +291,7 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
         and _may_load(clues.program)
     ):
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.4, Evidence("told_loading"))
-    if "evaluates" in told and _trains(clues):
+    if _is_in_evaluation(clues) and _trains(clues):
         if "predicts_all" in told:
             yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.65, Evidence("told_gathers"))
             yield Support(Cause.ACTIVATIONS, -0.5)
@@ -299,6 +301,12 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, weight, Evidence("told_evaluation"))
         if "keeps_predictions" not in told:
             yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.22, Evidence("told_evaluation_collects"))
+
+
+def _is_in_evaluation(clues: Clues) -> bool:
+    """Whether the author says that an evaluation failed, not what comes between it and the next epoch."""
+    told, quotes = clues.run.told, clues.run.quotes
+    return "evaluates" in told and not ("between_epochs" in told and _AFTER.search(quotes.get("evaluates", "")))
 
 
 def _may_load(use: ProgramUse | None) -> bool:
@@ -342,8 +350,20 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if {"after_while", "room_at_start"} <= told and not {"varies_in_length", "detects"} & told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.4, Evidence("told_room_at_start"))
         yield Support(Cause.ACTIVATIONS, -0.3)
+    if "between_epochs" in told:
+        yield from _between_epochs(clues)
     if "at_times" in told:
         yield Support(Cause.ACTIVATIONS, 0.2, largest_late(clues))
+
+
+def _between_epochs(clues: Clues) -> Iterator[Support]:
+    """A first epoch that went well: what comes between it and the next, where the author says no more of it."""
+    told = clues.run.told
+    if not {"grows", "keeps_graph", "repeated_use"} & told and not _is_in_evaluation(clues):
+        yield Support(Cause.ACTIVATIONS, 0.27, Evidence("told_between_epochs"))
+    yield Support(Cause.OPTIMIZER_STATE, -0.7)
+    if not {"saves", "works_without"} & told:  # which copies them
+        yield Support(Cause.WEIGHTS_TOO_BIG, -0.7)
 
 
 def _kept(clues: Clues) -> Iterator[Support]:

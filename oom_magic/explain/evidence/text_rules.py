@@ -38,6 +38,7 @@ _GATHERS = re.compile(
     r"|all_preds"
     r"|_maybe_log_save_evaluate(?![\s\S]{0,400}_save_checkpoint)|all_gather_object|\.gather\(.*logits"
 )
+_OF_AN_EVALUATION = words(r"\beval\w*|\bvalid\w*|\btest(?:s|ing)?\b|\bpredict\w*|验证|评估|测试|预测")
 _OF_DATA = ("rapids", "thrust", "cupy", "numba")
 _CHECKPOINT_LOAD = re.compile(
     r"_cuda_deserialize|restore_location|persistent_load|\b(?:torch|th)\.load\(|load_from_checkpoint|load_checkpoint\("
@@ -166,13 +167,17 @@ def _gathering(clues: Clues) -> Iterator[Support]:
         weight = 0.8 if match.group() != "_maybe_log_save_evaluate" else 0.45
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, weight, Evidence("gathers_predictions"))
         yield Support(Cause.ACTIVATIONS, -0.5)
-    elif {"grows", "evaluates", "trains"} <= clues.run.told and not (
-        clues.phase == "evaluation" or "counts_metrics" in clues.run.told
-    ):
+    elif {"grows", "evaluates", "trains"} <= clues.run.told and _grows_in_evaluation(clues):
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("grows_in_evaluation"))
         yield Support(Cause.ACTIVATIONS, -0.3)
     elif "keeps_predictions" in clues.run.told and "evaluates" in clues.run.told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.6, Evidence("told_gathers"))
+
+
+def _grows_in_evaluation(clues: Clues) -> bool:
+    """Whether the author says of an evaluation that memory grows in it, of which no frame tells more."""
+    says_when = _OF_AN_EVALUATION.search(clues.run.quotes.get("grows", "")) is not None
+    return says_when and clues.phase != "evaluation" and "counts_metrics" not in clues.run.told
 
 
 def _code(clues: Clues) -> Iterator[Support]:
@@ -370,6 +375,8 @@ def _checkpoint(clues: Clues) -> Iterator[Support]:
 def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """Memory of the host that looks like the GPU's: pinned, or behind WSL."""
     if failure is None or failure.pytorch_bytes is not None or failure.backend not in ("cuda", "cpu"):
+        return
+    if clues.program is not None and not clues.program.program.is_torch:
         return
     on_wsl, pins = "WSL" in clues.systems, "pins" in clues.run.told
     if failure.format not in ("cuda_error_oom", "cuda_driver_call", "cuda_driver_error", "pinned_memory", "short"):

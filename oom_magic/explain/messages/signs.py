@@ -153,7 +153,7 @@ OF_HOST = re.compile(
     r"(?<!v)(?<!v-)(?<!gpu )\bram\b|\b(?:host|cpu|swap|page ?file)\b|\b(?:system|computer|server|physical|main)"
     r"(?:['’]s)? (?:\w+ )?(?:memory|ram)\b|\b(?:ubuntu|windows|linux|machine|laptop|pc|os|everything)\b[^.\n]{0,16}"
     r"\b(?:freez|hang|crawl|unrespons|stops? resp)\w*|\bdask\b|\bworker exceeded|[内內]存|記憶體|озу|оперативн"
-    r"|arbeitsspeicher|(?<!cuda)(?<!hip)malloc\b|arraymemoryerror|\bmemoryerror|\benomem\b|bad_a|\bjulia\b|\bnumpy\b"
+    r"|arbeitsspeicher|(?<!cuda)(?<!hip)malloc\b|arraymemoryerror|\bmemoryerror|\benomem\b|bad_a|\bjulia\b"
     r"|\b(?:computer|laptop|machine|pc)\b[^.\n]{0,12}\bout of\b|\br session|\bkill(?:s|ed|ing)\b|杀(?:死|掉)"
     r"|[页頁]面?文件|分[页頁]檔|虚拟内存",
     re.I | re.A,

@@ -56,6 +56,8 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = next((_STATE_SUFFIXES[one.key] for one in diagnosis.evidence if one.key in _STATE_SUFFIXES), "")
     elif cause is Cause.ACTIVATIONS and any(one.key == "data_on_device" for one in diagnosis.evidence):
         suffix = "_data"
+    elif cause is Cause.ACTIVATIONS and any(one.key == "told_between_epochs" for one in diagnosis.evidence):
+        suffix = "_between"
     elif cause is Cause.ACTIVATIONS and any(one.key == "stage_profiling" for one in diagnosis.evidence):
         suffix = "_trial"
     elif cause is Cause.ACTIVATIONS and any(one.key in _GROWTH_WITHIN_STEP for one in diagnosis.evidence):

@@ -256,6 +256,9 @@ EVIDENCE: Sentences = {
     ),
     "weights_logged": "The log says that the weights take {weights_bytes} of the {total_bytes}.",
     "weights_named": "The model in the text has about {weights_bytes} of weights: most cards do not hold more.",
+    "told_between_epochs": (
+        "A step fits, then; an evaluation, samples or saving between epochs take memory of their own."
+    ),
     "told_workers": "Each DataLoader worker is a process of its own, which uses RAM.",
     "library_beside_share": (
         "TensorFlow takes nearly the whole device at its start; cuDNN and cuBLAS then find too little memory"
@@ -287,6 +290,10 @@ EVIDENCE: Sentences = {
     "check_weights_too_big": "Compare the size of the weights with the device's memory.",
     "check_activations": (
         "Try it with less at once (fewer, shorter or smaller inputs): if it then runs, that was the cause."
+    ),
+    "check_activations_between": (
+        "Leave out what the program does between epochs (an evaluation, samples, saving): if it then goes on, that was"
+        " the cause."
     ),
     "check_activations_training": "Halve the batch: if memory nearly halves, it is activations.",
     "check_activations_size": "Try it with shorter or smaller inputs: if it then runs, that was the cause.",

@@ -169,7 +169,7 @@ REMEDIES: Sentences = {
         "If only an adapter (LoRA) is trained: frozen weights with fewer bits (fp8, 8 or 4 bits)."
     ),
     "remedy_rarer_work": (
-        "Check what the program does only at that step, and make it smaller: an evaluation batch, the samples it draws."
+        "Check what the program does only then, and make it smaller: an evaluation batch, the samples it draws."
     ),
     "remedy_more_swapped": "Keep more blocks of the model in RAM (blocks_to_swap), up to all of them.",
     "remedy_fewer_swapped": "Keep fewer blocks in RAM (blocks_to_swap), or start fewer processes: each holds its own.",

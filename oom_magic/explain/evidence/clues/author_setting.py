@@ -59,6 +59,13 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "loads_by_comfyui": said_as(r"\bcomfy[/\\]\w+\.py|\b(?:checkpoint|unet)loader|load_checkpoint_guess"
         r"|\bload_models?_gpu"),
     "names_adam": said_as(r"\b\w{0,8}adam\w{0,2}\b|exp_avg"),
+    "between_epochs": said_as(  # a first epoch went well, and nothing went wrong in it
+        r"\bafter (?:the )?(?:first|1st|one|1) epoch\b"
+        r"|\b(?:first|1st) epoch\b[^.\n]{0,24}\b(?:fine|ok|normal\w*|success\w*|finish\w*|complet\w*|without)\b"
+        r"|\bsuccessfully for the first epoch|\bfrom epoch \d to \d\b"
+        r"|\b(?:begin\w*|start|to|into) (?:of )?(?:the )?(?:second|2nd) epoch\b",
+        r"(?:第一|首|1)个?(?:epoch|轮)[^\n，。]{0,6}(?:正常|没问题|结束|完|之?后)|第二个?(?:epoch|轮)",
+    ),
     "limits_pixels": said_as(r"max_pixels\W{1,3}\d"),
     "reinforces": said_as(r"\b(?:grpo|ppo|rloo|rlhf|verl|openrlhf)(?:_?trainer|_?config)?\b"),
     "maps_devices": said_as(r"\bdevice_map\b|\bdispatch_model\("),

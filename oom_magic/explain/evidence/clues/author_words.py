@@ -50,7 +50,8 @@ TOLD: dict[str, re.Pattern[str]] = {
     **OF_THE_RUN,
     **OBSERVED,
     "grows": said_as(
-        rf"(?<!out of )(?<!out-of-)\b{_MEMORY}\b{_NEAR}{{0,60}}?\b(?:{_RISES})"
+        rf"(?<!out of )(?<!out-of-)\b{_MEMORY}\b(?!_growth| growth (?:option|setting|to |is ))(?!_)"
+        rf"{_NEAR}{{0,60}}?\b(?:{_RISES})"
         r"(?![^.\n]{0,16}\b(?:batch|resolution|length|limit|fraction|value)\b)",
         # a device that took minutes or hours to fill had room before
         r"after (?:running )?[^.,\n]{0,30}\b(?:minutes?|hours?|days?)\b[^.\n]{0,20}\b(?:memory|vram|ram) "
@@ -368,6 +369,10 @@ _NOT_SEEN = re.compile(
     re.I,
 )
 _AS_IT_SHOULD = re.compile(r"[^.\n]{0,30}\b(?:as expected|as (?:it|they) should|as usual|to (?:the|its) peak)\b", re.I)
+_AND_GOES_ON = re.compile(  # with what was loaded
+    r"(?:[^.\n]|\.\d){0,80}\band (?:then )?(?:i |we )?(?:us|run|train|predict|infer|test|generat|evaluat|continu|fine)",
+    re.I,
+)
 _OF_WHAT_FAILED = {"larger_input_fails"}
 _FAILS = re.compile(
     r"\boom\b|memory|\bcrash|\bfail|\berror|\bkill|\bcuda\b|vram|\bram\b|显存|内存|报错|爆|溢出|失败", re.I
@@ -464,7 +469,9 @@ def _told(pattern: re.Pattern[str], text: str, key: str = "") -> re.Match[str] |
             continue
         if _GUESSED.search(text, max(sentence, start - 48), start):
             continue
-        if key == "grows" and _AS_IT_SHOULD.match(text, match.end()):
+        if key == "grows" and (_AS_IT_SHOULD.match(text, match.end()) or "sudden" in match.group()):
+            continue
+        if key == "loads" and _AND_GOES_ON.match(text, match.end()):
             continue
         if key in _OF_WHAT_FAILED and _is_not_seen(text, sentence, start, match.end()):
             continue

@@ -26,6 +26,7 @@ _RUNS = (
     r"|(?:is|was|are|all) (?:\w+ )?(?:fine|fixed|ok|normal|stable)|no (?:more )?(?:error|problem|oom|issue)s?\b"
     r"|solve[sd]|fixe[sd])"
 )
+_FOR_A_WHILE = r"(?![^.\n]{0,80}\b(?:first epoch|until|suddenly|then|out of memory|oom)\b)"
 _UNDENIED = r"(?:(?!n't|\bnot?\b|\bstill\b|\bbut\b)[^.\n])"
 
 OBSERVED: dict[str, re.Pattern[str]] = {
@@ -45,7 +46,7 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"|even|still)[^.\n]){0,50}(?:help|work(?!er)|solve|fix(?! it to)|disappear|resolve|ok)",
         r"batch[ _-]?size[^.\n]{0,40}(?:too (?:large|big|high)|is the (?:problem|cause))",
         r"batch[ _-]?size\s?(?:=|of )?\d{1,6}[^.\n]{0,24}\b(?:works?|runs?|fine"
-        r"|ok)\b", r"\bbatch[ _-]?size\s?(?:of )?\d{1,6} it works",
+        rf"|ok)\b{_FOR_A_WHILE}", r"\bbatch[ _-]?size\s?(?:of )?\d{1,6} it works",
         r"works? (?:fine |well |ok )?(?:if|when|once|after) (?:i |we )?(?:reduc|lower|decreas)\w* (?:the |my )?batch",
         r"batch[ _-]?size (?:is |was )?(?:set |changed |reduced )?to \d{1,6}\b[^.\n]{0,40}\b(?:runs?|works?|trains?) "
         r"(?:normally|fine|ok|well)\b",

@@ -23,12 +23,13 @@ _TAKEN = re.compile(r"\bempty_strided_\w{3,4}\([^\n]*")  # by compiled code
 _NOT_A_PICTURE = re.compile(r"(?:shape|size mismatch|weight|linear|matrix|torch\.size|tensor)\W{0,10}$", re.I | re.A)
 _OF_A_PICTURE = re.compile(r"image|picture|photo|frame|video|resolution|size|shape|crop|tile|scan|slide|pixel", re.I)
 _PICTURE_SIDE = re.compile(
-    r"(?:images?|pictures?|resolution)[^.\n\d]{0,24}>?\s?(?!(?:199|20[012])\d(?!\d))(\d{4,5})(?![\d.])\s?(?:px|pixels|p\b)?",
+    r"(?:images?|pictures?|resolution)[^.\n\d]{0,24}>?\s?(?<!-)(?!(?:199|20[012])\d(?!\d))(\d{4,5})(?![\d.])"
+    r"\s?(?:px|pixels|p\b)?",
     re.I,
 )
 _SQUARE = re.compile(
     r"(?<![\w.])(\d{3,4})(?:px|p)? (?:images?|pictures?)\b"
-    r"|(?:images?|pictures?|resolution)[^.\n\d]{0,24}(?!(?:199|20[012])\d(?!\d))(\d{3,4})(?![\w.])",
+    r"|(?:images?|pictures?|resolution)[^.\n\d]{0,24}(?<!-)(?!(?:199|20[012])\d(?!\d))(\d{3,4})(?![\w.])",
     re.I | re.A,
 )
 _PICTURE_NAME = re.compile(

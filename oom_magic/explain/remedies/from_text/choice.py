@@ -61,6 +61,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "code_collects_tensors": ("collect_on_host",),
     "checkpoint_kept": ("map_location_cpu",),
     "late_at_round_step": ("rarer_work",),
+    "told_between_epochs": ("rarer_work",),
     "optimizer_set_up": ("zero_offload", "fsdp_any", "lora"),
     "one_device_holds_more": ("own_device",),
     "ranks_load_to_one": ("map_location_cpu",),

@@ -113,7 +113,7 @@ NEEDS: Mapping[str, Needs] = {
     "scheduler_memory": _row(absent="tried_limit"),
     "pod_memory": _row(absent="tried_limit"),
     "merge_on_host": _row("merges"),
-    "state_on_host": _row("has_ranks many_ranks shards", code="has_ranks shards"),
+    "state_on_host": _row("has_ranks many_ranks shards", code="fsdp"),
     "swap": _row(absent="tried_ram"),
     "page_file": _row(absent="tried_ram"),
     "less_offload": _row("deepspeed", instead="less_offload_any"),

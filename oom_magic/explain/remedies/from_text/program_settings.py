@@ -129,7 +129,7 @@ def filled(template: str, limits: Mapping[str, float], defaults: Mapping[str, st
     """A line with limits scaled as its fields say, and behind it what they are now, or what is left to fill in."""
     fields = [(name, spec or "") for _, name, spec, _ in Formatter().parse(template) if name]
     values = {name: _Limit(limits.get(name), limits.get("held") if name == "length" else None) for name, _ in fields}
-    now = [f"{limits[name]:.7g}" for name, _ in fields if name in limits]
+    now = [f"{limits[name]:.12g}" for name, _ in fields if name in limits]
     usual = [default for name, _ in fields if (default := (defaults or {}).get(name)) and name not in limits]
     left = dict.fromkeys(word for name, change in fields if (word := format(values[name], change)) in _WORDS)
     notes = [f"now {', '.join(now)}"] if now else []
