@@ -80,6 +80,28 @@ from oom_magic.explain.explainer import explain
             "保存checkpoint时报错，每次训练到1000steps时都会报错：\n[launch.py:315:sigkill_handler] Killing subprocess 44150",
             ["No memory error found"], ["weights", "about memory$"], id="no word about memory",
         ),
+        pytest.param(
+            "PPO: run atari OOM after running 71680 timesteps\nW tensorflow/core/common_runtime/bfc_allocator.cc:273] Allocator"
+            " (GPU_0_bfc) ran out of memory trying to allocate 27.56MiB.", [], ["replay buffer", "nother process"],
+            id="a policy without a buffer, late",
+        ),
+        pytest.param(
+            "faiss: alloc fail type FlatData dev 0 size 42466784256 bytes (cudaMalloc error out of memory [2]), an A100 with 80GB",
+            [r"39\.55 GiB"], ["PyTorch's own allocator"], id="a library without PyTorch",
+        ),
+        pytest.param(
+            "I train on 1920x1080 images with colmap format on a 3090 and get CUDA out of memory errors", ["less at once"],
+            ["microbatch", "bf16"], id="a scene has no batch",
+        ),
+        pytest.param(
+            'saving checkpoint: a.safetensors\nMemoryError\nFile "lora.py", line 1115, in save_weights\nmodel_hash ='
+            " precalculate_safetensors_hashes(state_dict)", ["add some"], ["while\\s+loading"], id="saving is not loading",
+        ),
+        pytest.param(
+            "Could not allocate tensor with 377487360 bytes. There is not enough GPU video memory available! All of you think that"
+            " the image size is too large. The webui does not free the GPU memory", ["does not free"], ["All of you", "smaller"],
+            id="what others think",
+        ),
     ],
 )  # fmt: skip
 def test_a_claim_has_its_evidence_in_the_text(text, said, not_said):

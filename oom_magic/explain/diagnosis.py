@@ -82,7 +82,7 @@ class Diagnosis(Result):
     @property
     def is_loading(self) -> bool:
         """Whether it failed while a model was loaded."""
-        return self.phase == "loading" or "loads" in self.told
+        return self.phase == "loading" or (self.phase is None and "loads" in self.told)
 
     @property
     def has_one_memory(self) -> bool:

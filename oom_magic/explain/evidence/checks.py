@@ -65,6 +65,8 @@ def is_pytorchs(failure: Failure) -> bool:
     """Whether a message is one of PyTorch's."""
     if failure.format == "cuda_error_oom":
         return _OF_PYTORCH.search(failure.text) is not None
+    if failure.format == "cuda_driver_call":
+        return False
     return failure.pytorch_bytes is not None or failure.format.startswith(_FORMATS_OF_PYTORCH)
 
 

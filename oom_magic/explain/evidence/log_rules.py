@@ -43,8 +43,9 @@ _PROGRAM_SIZE = re.compile(r"Used (\d[\d.]{0,8})([GM]) of (\d[\d.]{0,8})([GM]) h
 _BUFFER_SHAPE = re.compile(r"Shape: [a-z]{1,4}\d{1,2}\[[\d,]+\]")
 
 
-def log_rules(failure: Failure | None, text: str, *, loads: bool) -> Iterator[Support]:
-    """Causes by the logs of runtimes with their own allocator; ``loads``: the author says that a model was loaded."""
+def log_rules(failure: Failure | None, text: str, *, fills: bool) -> Iterator[Support]:
+    """Causes by the logs of runtimes with their own allocator; ``fills``: a model was loaded, or many steps ran, so the
+    program may have filled the device itself."""
     requested = None if failure is None else failure.requested_bytes
     yield from _in_logs(text)
     yield from _weights_in_log(failure, text)
@@ -57,13 +58,14 @@ def log_rules(failure: Failure | None, text: str, *, loads: bool) -> Iterator[Su
     if SHRINKING.search(text):
         yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("start_refused"))
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.3, Evidence("start_refused"))
-    if failure.format == "tensorflow" and failure.shape is None and 0 < (requested or 0) < SMALL_FIRST_REQUEST:
+    is_small = failure.shape is None and 0 < (requested or 0) < SMALL_FIRST_REQUEST
+    if failure.format == "tensorflow" and is_small and not fills:
         yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("small_request_refused", {"requested_bytes": requested or 0}))
     if failure.backend == "jax":
-        yield from _xla(failure, text, loads=loads)
+        yield from _xla(failure, text, fills=fills)
 
 
-def _xla(failure: Failure, text: str, *, loads: bool) -> Iterator[Support]:
+def _xla(failure: Failure, text: str, *, fills: bool) -> Iterator[Support]:
     """What XLA counts of the program, lists of its buffers, and was refused."""
     requested, free = failure.requested_bytes or 0, failure.free_bytes or 0
     if 0 < requested <= free:
@@ -79,7 +81,7 @@ def _xla(failure: Failure, text: str, *, loads: bool) -> Iterator[Support]:
     yield from _buffer_statistics(computed, parameters)
     if _BUFFER_SHAPE.search(text) and requested >= SMALL_FIRST_REQUEST:
         yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
-    elif requested and requested < SMALL_FIRST_REQUEST and not loads:  # which fills it itself
+    elif requested and requested < SMALL_FIRST_REQUEST and not fills:
         yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("small_request_refused", {"requested_bytes": requested}))
 
 

@@ -29,6 +29,7 @@ _LARGEST_DEVICE_BYTES = 512 * GIB
 _ADAM_FACTOR = 8  # weights, gradients and two moments in fp32 for weights in half precision
 _ADAM_BYTES = 16  # a trained parameter's, with its gradient and two moments, in fp32
 _MOST_OF_A_CARD = 0.85
+_LARGE_PART = 0.7  # beside which a program's context and work hardly fit
 _LIGHT_PART = 4  # weights that fit the card so many times are not what fills it
 # What is said of a run whose weights do not lie on one card as a whole.
 _NOT_WHOLE = {"shards", "swaps_blocks", "keeps_in_ram", "offloads_parts"}
@@ -241,7 +242,7 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they fit, whatever else does not
     elif "many_ranks" in told:
         return
-    elif weights > card * 0.5 and clues.program is not None:
+    elif weights > card * _LARGE_PART and clues.program is not None:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.25, Evidence("weights_fill_card", values))
     elif _trains(clues) and not (clues.trains_few or "is_quantized" in told) and weights * _ADAM_FACTOR > card:
         yield Support(Cause.OPTIMIZER_STATE, 0.3, Evidence("adam_fills_card", values))

@@ -102,7 +102,8 @@ def text_rules(failure: Failure | None, clues: Clues, text: str) -> Iterator[Sup
     yield from _one_input(failure, clues)
     yield from _offloaded(failure, clues, text)
     yield from _data_on_device(failure, clues)
-    yield from log_rules(failure, text, loads="loads" in clues.run.told)
+    fills = bool({"loads", "after_while"} & clues.run.told) or clues.run.is_late
+    yield from log_rules(failure, text, fills=fills)
     yield from _run(failure, clues)
     yield from _differences(failure, clues)
     yield from _checkpoint(clues)

@@ -279,7 +279,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "names_batch": said_as(r"batch|\bmicro_?bs\b|\bbs ?=|批(?:次|大小|量|处理)|배치|バッチ"),
     "was_updated": said_as(r"\b(?:updat|upgrad|reinstall)\w*|升级|更新|업데이트|アップデート"),
-    "of_one_scene": said_as(r"\bpoint[- ]?clouds?|\bnerfs?\b|\bvoxels?\b|\bmesh(?:es)?\b"),
+    "of_one_scene": said_as(r"\bcolmap\b|\bpoint[- ]?clouds?|\bnerfs?\b|\bvoxels?\b|\bmesh(?:es)?\b"),
     "by_boosting": said_as(r"\b(?:cat|xg)boost\w*|\blightgbm\b|\bgradient[- ]boost\w*"),
     "by_whisper": said_as(r"whisper[._-]?cpp|\bwhisper_(?:init|model)_"),
     "generates_tokens": said_as(r"\btok(?:en)?s?/s(?:ec)?\b|tokens? per second"),
@@ -393,7 +393,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"数据集|图片|图像|视频|批",
     ),
     "replays": said_as(
-        r"replay[_ ]?buffer|experience replay|rollout buffer", r"\b(?:dqn|ddpg|td3|sac|atari|breakout)\b",
+        r"replay[_ ]?buffer|experience replay|rollout buffer", r"\b(?:dqn|ddpg|td3|sac)\b",
     ),
     "full_batch": said_as(
         r"full[- _]?(?:batch|graph|image|size|volume|slide)", r"(?:whole|entire) (?:graph|image|dataset|volume"

@@ -1,4 +1,4 @@
-"""Where and with what a run runs, as a text tells: its libraries, system and allocator, and the limits it was given.
+"""Where and with what a run runs, as a text tells: libraries, system, allocator, limits, others on the device.
 
 Limits are found in any of their spellings: the share of a server, contexts, layers, workers.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+
+from oom_magic.explain.evidence.clues.author_setting import said_as
 
 _LONGEST_READ = 200_000
 _ALL_LAYERS = 99  # not a number: "all layers", however many the model has
@@ -129,3 +131,80 @@ def limits_in(text: str) -> dict[str, float]:
     if found.get("layers", 0) >= _ALL_LAYERS:
         del found["layers"]
     return {name: value for name, value in found.items() if value}
+
+
+_GPU_MEMORY = r"(?:gpu|cuda|video|card'?s?|device|graphics)[- ]?(?:memory|ram)|memory|vram|gpus?"
+_STAYS = (
+    r"(?:still|remain\w*|stay\w*|keeps?|already|believed?)\s(?:\w+\s){0,3}(?:occup\w*|allocated"
+    r"|us(?:e|ed|ing)|held|hold\w*"
+    r"|full|taken|running|there|reserved)|orphan\w*|(?:not|never|n't) (?:\w+ )?(?:released|freed|cleaned|cleared)"
+    r"|(?:seems? to )?(?:still )?ha(?:ve|s) (?:almost |about |around )?\d{1,6} ?[gm]i?b (?:allocated"
+    r"|used|occupied|in use)"
+)
+_GONE = (
+    r"(?:crash\w*|kill\w*|ctrl\W{0,3}c|interrupt\w*|abort\w*|exit(?:s|ed|ing)?|terminat\w*|stopp\w*"
+    r"|clos(?:ed|ing)|ended|finish\w*|quit|previous (?:run|job|process|script|training)|earlier (?:run|job)|old process"
+    r"|stop(?:ped)? the process|(?:program|process|script|training|job) ends)"
+)
+_NOTHING_RUNS = (
+    r"no (?:other |running )?(?:process\w*|programs?|jobs?)(?: \w+){0,2} (?:running|found|using|shown|listed|seem)"
+    r"|no running process\w*|nothing (?:else )?(?:is |was )?running|(?:not|n't) (?:run|running|have) (?:any|anything)"
+    r"|without (?:any(?:thing)?|a) (?:process |program )?running|(?:not|n't) show (?:any|the) (?:process|pid)"
+)
+
+# What an author says of others on the device, as keys; ``author_words`` has the rest.
+OTHERS_ON_DEVICE: dict[str, re.Pattern[str]] = {
+    "shares_device": said_as(
+        r"(?:other|another|several|two|multiple|\d{1,3} other|\d{1,2}) (?!rollout|worker|rank|loader|child)(?:\w+ )?"
+        r"(?:process|program|job"
+        r"|codes?|training|experiment|user|notebook|kernel|app(?=s?\b|lication)|instance|script|task|vram consumer"
+        r"|student|people)\w*"
+        r"[^.\n]{0,60}(?:us(?:e|es|ing)|tak(?:e|es|ing)|occup|runn|host|load|hold|detect|consum)",
+        r"(?:allocated|used|occupied|taken|held) by (?:someone|somebody|others?|another)\b",
+        r"\b\d{1,2} (?:processes|kernels)\b[^.\n]{0,30}(?:are|were)?\s?(?:using|running|on)", r"zombie process",
+        r"\b(?:gunicorn|uwsgi|uvicorn|celery)\b[^.\n]{0,60}(?:workers?\b|process)",
+        r"(?:ran|run|running|started) (?:\w+ )?too (?:much|many)|\b(?:run|running|ran"
+        r"|start\w*) (?:another|other|two|several|multiple) (?:code|programs?"
+        r"|scripts?|jobs?|process\w*|training|experiments?)|(?:processes|jobs|programs|trainings) (?:are "
+        r"|is |were )?already running",
+        r"(?:others?|someone|somebody) (?:is|are|was|were) using", r"(?:gpu|card|device|memory|vram) (?:is|was"
+        r"|are) already (?:in use|used|occupied|taken|full)",
+        r"\b(?:infer\w*|predict\w*|test(?:s|ing)?)\b[^.\n]{0,60}\bwhile (?:the |my )?training is (?:still )?(?:going on"
+        r"|running|in progress)", r"\bworks?\b[^.\n]{0,60}\b(?:gpu|card) is free\b",
+        r"(?:其他|别的|另一个|多个|别人)(?:进程|程序|用户|任务|Notebook|在用)",
+        r"(?:still|keeps?|kept) (?:hold|occup|us)\w* (?:the |up )?(?:gpu |video )?(?:memory|vram)", r"no such process",
+        r"process (?:is )?(?:still )?(?:hold|occupy)ing", r"(?:killed|dead|defunct|ghost|orphan\w*) process",
+        r"started two python processes", r"shared (?:gpu|server|cluster)\b(?! ?mem)",
+        r"(?:restart|reboot)(?:ing|ed)?\b[^.\n]{0,40}(?:work|fix|solv|help|\bfine|\bok\b)",
+        r"重启[^\n]{0,12}(?:可以|好了|正常)",
+    ),
+    "models_beside": said_as(
+        r"\b(?:other|another|several|two|multiple|\d{1,3})(?: other| different| more)? models?"
+        r" (?:is |are |was |were )?(?:also )?(?:running|using|hosted|served|deployed|loaded)",
+        r"\b\d{1,3} other models\b",
+    ),
+    "left_over": said_as(
+        rf"\b(?:{_GONE})\b[^.\n]{{0,90}}\b(?:{_GPU_MEMORY})\b[^.\n]{{0,50}}\b(?:{_STAYS})",
+        rf"\b(?:{_GPU_MEMORY})\b[^.\n]{{0,50}}\b(?:{_STAYS})[^.\n]{{0,90}}\b(?:{_GONE})\b",
+        rf"\b(?:{_NOTHING_RUNS})\b[^\n]{{0,120}}\b(?:{_STAYS})",
+        rf"\b(?:{_STAYS})[^\n]{{0,120}}\b(?:{_NOTHING_RUNS})\b",
+        r"\b(?:zombies?|orphan(?:ed)?|defunct|ghost|stale|left-?over|lingering|dangling"
+        r"|(?:hung|stuck)(?! (?:in|at|on|with|when|while)))\b[^.\n]{0,30}"
+        r"\b(?:process\w*|jobs?|python|kernels?|memory|gpus?|contexts?|threads?)\b",
+        r"fuser -v ?/dev|kill -9 (?:the |all |<?pid)",
+        r"(?:memory|gpu|card|vram) (?:is |was |being )?already (?:being )?(?:in use|used|occupied|taken"
+        r"|allocated|full)",
+        r"(?:僵尸|残留|孤儿|后台)\S{0,4}进程|进程[^\n]{0,12}(?:残留|没有?(?:结束|退出|杀掉)|仍(?:然)?占)"
+        r"|(?:停止|结束|退出|中断|杀掉|杀死|ctrl ?\+?c)[^\n]{0,16}(?:显存|gpu)[^\n]{0,8}(?:没有?释放|仍|还(?:在|被)"
+        r"|占)",
+    ),
+    "device_idle": said_as(
+        r"(?<!not )(?<!n't )(?<!never )\b(?:ha(?:ve|s|d|ving)|got|with|despite|is|are|was|be|still)\s"
+        r"(?:(?!not\b|no\b)\w+\s){0,3}"
+        r"(?:plenty of|(?<!not )enough|sufficient|lots of)\s(?:free |available )?(?:gpu |video )?(?:memory|vram)\b",
+        r"(?:memory|vram) is (?:available|free)", r"free gpu oom", r"although memory is available",
+        r"\bgpus?\b[^.\n]{0,40}\b(?:are|is|was|were) (?:\w+ )?(?:empty|idle|not (?:in use|used))\b",
+        r"显存(?:还有|足够|充足)|显存(?:(?!不|没|未)[^\n，。]){0,6}够(?!吗|么|[^\n，。]{0,4}[?？])",
+        r"显存[^\n。]{0,16}占用(?:却|也|都)?(?:很|特别|非常)?(?:低|少|小)",
+    ),
+}  # fmt: skip

@@ -352,6 +352,7 @@ _TRAINS = re.compile(
     r"|\bactor_rollout|\bverl\b|ray::WorkerDict"
     r"|\btrain(?:ing)?\.py|async_train|policy[_ ]?loss|[Ss]FTTrainer|GRPO|\bDPO\b|finetun|in train\b"
     r"|\A\W{0,4}(?:\w+\W{1,2}){0,3}[Ff]ine[- ]tun(?:e|es|ing)\b|\b[Tt]rain\w* (?:\w+ ){0,3}[Ll]o[Rr][Aa]s?\b"
+    r"|\b[Ll]o[Rr][Aa] train"
     r"|\btrain_batch_size\b|\bnetwork_train_unet|\btrain the (?:sdxl|model|network)\b"
     r"|训练(?:的时候|时|过程|中|容易|报错|会)"
 )

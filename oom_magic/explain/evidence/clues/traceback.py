@@ -81,6 +81,7 @@ _PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
         "saving",
         _any(
             r"torch\.save\(", r"save_pretrained", r"\bstate_dict\(", r"save_checkpoint", r"save_model",
+            r"save_weights", r"save_file\(",
             r"Failed to clone\(\) tensor",
         ),
     ),
@@ -100,7 +101,7 @@ _PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
         _any(
             r"from_pretrained", r"load_state_dict", r"load_checkpoint", r"load_model", r"load_weights?\b",
             r"load_shard", r"patch_weight",
-            r"safetensors", r"torch[/\\]serialization", r"param_applied = fn\(", r"\bin _apply\b",
+            r"safetensors[/\\.]|\bsafe_open\b", r"torch[/\\]serialization", r"param_applied = fn\(", r"\bin _apply\b",
             r"return (?:t|tensor)\.to\(", r"\btensor = tensor\.to\(", r"\bmodel\w*\.(?:to\(|cuda\()",
             r"\bmodel ?= ?\w+\.(?:to\(|cuda\()", r"init_empty_weights", r"set_module_tensor_to_device",
             r"dispatch_model", r"\.prepare\(", r"\b(?:pipe|pipeline|module|net)\.(?:to\(|cuda\()",
