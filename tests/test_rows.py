@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,9 +65,20 @@ def test_rows_that_meet_are_not_parted(cell: str) -> None:
     ("cell", "shown"),
     [
         (
-            "ids = net.encode(input_ids=rows.cuda(), attention_mask=torch.ones_like(rows), k=2)",
-            "torch.cat([net.encode(input_ids=rows[at:at + 4].cuda(),"
-            " attention_mask=torch.ones_like(rows[at:at + 4]), k=2) for at in range(0, len(rows), 4)])",
+            "ids = net.generate(input_ids=rows.cuda(), attention_mask=torch.ones_like(rows), pad_token_id=2)",
+            "torch.nn.utils.rnn.pad_sequence([row for at in range(0, len(rows), 4) for row in net.generate("
+            "input_ids=rows[at:at + 4].cuda(), attention_mask=torch.ones_like(rows[at:at + 4]), pad_token_id=2)],"
+            " batch_first=True, padding_value=2)",
+        ),
+        (
+            "ids = net.generate(rows, **settings)",
+            "torch.nn.utils.rnn.pad_sequence([row for at in range(0, len(rows), 4) for row in net.generate("
+            "rows[at:at + 4], **settings)], batch_first=True, padding_value=settings['pad_token_id'])",
+        ),
+        (
+            "ids = net.generate(rows)",
+            "torch.nn.utils.rnn.pad_sequence([row for at in range(0, len(rows), 4) for row in net.generate("
+            "rows[at:at + 4])], batch_first=True, padding_value=net.generation_config.eos_token_id)",
         ),
         (
             "first = net(**inputs).last[:, 0]",
@@ -78,7 +90,8 @@ def test_rows_that_meet_are_not_parted(cell: str) -> None:
 )
 def test_a_model_is_called_with_some_rows(cell: str, shown: str) -> None:
     tree = ast.parse(cell)
-    seen = {"net": torch.nn.Linear(1, 1), "rows": torch.zeros(16, 3), "torch": torch}
+    seen = {"net": torch.nn.Linear(1, 1), "rows": torch.zeros(16, 3), "torch": torch, "settings": {"pad_token_id": 5}}
+    seen["net"].generation_config = SimpleNamespace(pad_token_id=None, eos_token_id=7)
     (call,) = (taken for _, _, taken in model_calls(tree, seen))
     assert in_rows(call, seen, (), 16, 4) == shown
 

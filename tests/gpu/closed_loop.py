@@ -64,6 +64,24 @@ def known_values() -> contextlib.AbstractContextManager[Any]:
     return shadow
 
 
+def generation_ends(patch: pytest.MonkeyPatch) -> None:
+    """Let ``generate`` end at its length on the stub, where what it computes to know that reads as zero."""
+    from transformers import GenerationMixin, MaxLengthCriteria
+
+    call, ended = MaxLengthCriteria.__call__, [False]
+
+    def noting(criterion: MaxLengthCriteria, ids: Any, *rest: Any, **more: Any) -> Any:
+        ended[0] = ids.shape[-1] >= criterion.max_length
+        return call(criterion, ids, *rest, **more)
+
+    def has_unfinished(*_unused: Any, **_more: Any) -> bool:
+        is_over, ended[0] = ended[0], False
+        return not is_over
+
+    patch.setattr(MaxLengthCriteria, "__call__", noting)
+    patch.setattr(GenerationMixin, "_has_unfinished_sequences", has_unfinished)
+
+
 def run_plainly(cell: str, names: dict[str, Any]) -> None:
     """What a cell runs, without IPython."""
     code = re.sub(r"^%%?(time|gpumem( --\S+)*)\s*", "", cell)
@@ -151,7 +169,9 @@ def main(name: str, *more: str) -> None:
         sys.path.insert(0, str(Path(__file__).parents[1]))
         from stub_estimates import answer_as_the_stub
 
-        answer_as_the_stub(pytest.MonkeyPatch())
+        patch = pytest.MonkeyPatch()
+        answer_as_the_stub(patch)
+        generation_ends(patch)
     print(json.dumps(truth(notebook, values) if "truth" in more else explained(notebook, values, is_fake)))
 
 

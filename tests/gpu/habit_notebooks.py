@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from failing_notebooks import NOTEBOOKS
-from notebook_cases import HEAD, SMALL, Notebook, names, put, too_large_a_batch
+from notebook_cases import FILLED, HEAD, SMALL, Notebook, names, put, too_large_a_batch
 
 NOTEBOOKS["table of metrics"] = Notebook(
     (
@@ -130,4 +130,29 @@ for _ in range(3):
     {},
     names("leak_or_retained_reference"),
     names("combination"),
+)
+
+WHOLE = "llm.generate(prompts, attention_mask=torch.ones_like(prompts), **how)"
+PART = "llm.generate(prompts[at:at + {after}], attention_mask=torch.ones_like(prompts[at:at + {after}]), **how)"
+
+NOTEBOOKS["generation in one call"] = Notebook(
+    (
+        HEAD
+        + """
+llm = LlamaForCausalLM(LlamaConfig(hidden_size=1024, intermediate_size=1408, num_hidden_layers=4, num_attention_heads=8,
+                                   num_key_value_heads=8, vocab_size=8192)).cuda().half().eval()
+prompts = torch.randint(3, 8192, (200, 128), device="cuda")
+how = {"max_new_tokens": 400, "min_new_tokens": 400, "do_sample": False, "pad_token_id": 0}
+""",
+        "with torch.no_grad():\n    out = {OUT}",
+    ),
+    {"OUT": WHOLE},
+    FILLED,
+    names("smaller_evaluation"),
+    {
+        "smaller_evaluation": lambda before, remedy: {
+            **before,
+            "OUT": f"torch.cat([{PART.format(**remedy)} for at in range(0, 200, {remedy['after']})])",
+        }
+    },
 )

@@ -32,8 +32,9 @@ pytestmark = pytest.mark.gpu
 HERE = Path(__file__).parent
 # One of each kind; each notebook takes a minute, --slow runs all.
 QUICK = ("leak", "collected outputs", "two models", "class that trains", "queue of keys", "compiled method")
-# What a pretend card cannot show: another program, an empty cell, how long a queue was before.
-REAL = ("another process", "two models", "queue of keys")
+# What a pretend card cannot show: another program, an empty cell, how long a queue was before, how a cache that grows
+# divides what earlier cells left.
+REAL = ("another process", "two models", "queue of keys", "generation in one call")
 
 
 def _notebooks(quick: Collection[str], but: Collection[str] = ()) -> list[Any]:

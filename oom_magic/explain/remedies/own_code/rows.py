@@ -14,9 +14,8 @@ from oom_magic.explain.live.called import NOTHING, called_in, object_of
 from oom_magic.explain.remedies.code import read_before_bound
 from oom_magic.explain.remedies.own_code.loops import copied, is_module, is_stored
 
-# Methods of models that compute rows by themselves, as calling the model does. Not ``generate``: on the stub the cache
-# of its first call was still alive in the second, which no rehearsal of the first shows.
-_OF_ROWS = re.compile(r"^(encode|forward|embed|predict|sample|decode|infer|transform)|_features$|^__call__$")
+# Methods of models that compute rows by themselves, as calling the model does.
+_OF_ROWS = re.compile(r"^(generate|encode|forward|embed|predict|sample|decode|infer|transform)|_features$|^__call__$")
 _AT = "at"
 # What mixes rows, unless it is told another dimension; the place of that argument.
 _ALONG = {
@@ -76,7 +75,26 @@ def in_rows(taken: ast.expr, names: Mapping[str, Any], bound: Collection[str], n
     if not rows.length:
         return ""
     each, steps = ast.unparse(part), f"range(0, {rows.length}, {after})"
-    return f"torch.cat([{each} for {_AT} in {steps}])"
+    if not ast.unparse(call.func).endswith(".generate"):
+        return f"torch.cat([{each} for {_AT} in {steps}])"
+    rows_of_all = f"[row for {_AT} in {steps} for row in {each}]"
+    return f"torch.nn.utils.rnn.pad_sequence({rows_of_all}, batch_first=True{_padding(call, names)})"
+
+
+def _padding(call: ast.Call, names: Mapping[str, Any]) -> str:
+    """What a call of ``generate`` fills shorter rows up with, as an argument; "" for zeros."""
+    for one in call.keywords:
+        if one.arg == "pad_token_id":
+            return f", padding_value={ast.unparse(one.value)}"
+        settings = object_of(one.value, names) if one.arg is None else None
+        if isinstance(settings, Mapping) and "pad_token_id" in settings:
+            return f", padding_value={ast.unparse(one.value)}['pad_token_id']"
+    model = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+    config = getattr(object_of(model, names), "generation_config", None)
+    for name in ("pad_token_id", "eos_token_id"):  # as transformers chooses it
+        if isinstance(getattr(config, name, None), int):
+            return f", padding_value={ast.unparse(model)}.generation_config.{name}"
+    return ""
 
 
 def _is_of_model(call: ast.Call, names: Mapping[str, Any]) -> bool:
@@ -98,7 +116,10 @@ class _Rows(ast.NodeTransformer):
         self.length = ""
 
     def of_all(self, mapping: ast.expr) -> ast.expr:
-        """Some rows of all that a mapping has: ``**inputs``."""
+        """Some rows of all that a mapping has: ``**inputs``; itself where it has none: ``**settings``."""
+        value = self._known(mapping)
+        if isinstance(value, Mapping) and not any(self._has_rows(one) for one in value.values()):
+            return mapping
         text = ast.unparse(mapping)
         self.length = self.length or f"len(next(iter({text}.values())))"
         return _parsed(f"{{name: value[{_AT}:{_AT} + {self._after}] for name, value in {text}.items()}}")
@@ -123,16 +144,22 @@ class _Rows(ast.NodeTransformer):
         return self._of_rows(node)
 
     def _of_rows(self, node: ast.expr) -> ast.expr:
-        root = node
-        while isinstance(root, (ast.Attribute, ast.Subscript)):
-            root = root.value
-        value = NOTHING if isinstance(root, ast.Name) and root.id in self._bound else object_of(node, self._names)
-        is_known = value is not NOTHING
-        if is_known and tuple(getattr(value, "shape", ()))[:1] != (self._number,):
+        value = self._known(node)
+        if value is not NOTHING and not self._has_rows(value):
             return node
         text = ast.unparse(node)
         self.length = self.length or f"len({text})"
         return _parsed(f"{text}[{_AT}:{_AT} + {self._after}]")
+
+    def _known(self, node: ast.expr) -> Any:
+        """What an expression is before the code runs; NOTHING of what the code binds."""
+        root = node
+        while isinstance(root, (ast.Attribute, ast.Subscript)):
+            root = root.value
+        return NOTHING if isinstance(root, ast.Name) and root.id in self._bound else object_of(node, self._names)
+
+    def _has_rows(self, value: Any) -> bool:
+        return tuple(getattr(value, "shape", ()))[:1] == (self._number,)
 
 
 def _parsed(text: str) -> ast.expr:
