@@ -102,6 +102,14 @@ from oom_magic.explain.explainer import explain
             " the image size is too large. The webui does not free the GPU memory", ["does not free"], ["All of you", "smaller"],
             id="what others think",
         ),
+        pytest.param(
+            "After one video generation it already used all available RAM and doesn't free it, so the next generation crashes",
+            ["about|ran out"], ["notebook"], id="no word about a notebook",
+        ),
+        pytest.param(
+            "Training OOMs on 2 GPUs with torch.distributed.launch, even if I reduce the bs from 4 to 1 it still goes over 8GB",
+            [], ["fewer, shorter"], id="a batch under its short name",
+        ),
     ],
 )  # fmt: skip
 def test_a_claim_has_its_evidence_in_the_text(text, said, not_said):

@@ -21,6 +21,7 @@ from oom_magic.explain.evidence.causes import (
     Support,
 )
 from oom_magic.explain.evidence.checks import check_for, is_pytorchs
+from oom_magic.explain.evidence.clues.environment import ONE_MEMORY
 from oom_magic.explain.evidence.clues.programs import Program
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
 from oom_magic.explain.evidence.grounds import grounded
@@ -377,6 +378,7 @@ def _weighed(
     """The ``most`` likeliest causes: reasons combine as independent ones, reasons against reduce the degree."""
     order = list(dict.fromkeys(one.cause for one in supports if one.weight > 0))
     is_told = failure is not None and failure.format == "told_host" and "speaks_of_gpu" not in clues.run.told
+    is_told = is_told and not ONE_MEMORY & set(clues.systems)
     if failure is not None and (is_told or _FIXED.get(failure.format, _OPEN)[0] in HOST_CAUSES):
         order = [cause for cause in order if cause not in _OF_DEVICE]
     found = [_possible(cause, [one for one in supports if one.cause is cause], failure, clues, most) for cause in order]

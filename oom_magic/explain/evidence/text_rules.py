@@ -312,6 +312,10 @@ def _differences(failure: Failure | None, clues: Clues) -> Iterator[Support]:
             yield Support(cause, 0.6, Evidence("told_without"))
             yield Support(Cause.ACTIVATIONS, -0.5)
             break
+    if "higher_limit_helps" in told:
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.6, Evidence("told_higher_limit"))
+        yield Support(Cause.ACTIVATIONS, -0.5)
+        yield Support(Cause.HOST_RAM, -0.6)
     if "ran_before" in told and not {"grows", "was_updated", "evaluates"} & told and not is_of_host:
         yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("told_ran_before"))
 

@@ -168,7 +168,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("pod_evicted", "cpu", True, r"nodewaslowonresource:memory"),
     ("scheduler_oom_kill", "cpu", True, r"killedbyyarnforexceeding"),
     ("ray_oom_kill", "cpu", True, r"duetothenoderunninglowonmemory|killedduetomemorypressure\(oom\)"),
-    ("notebook_host", "cpu", True, r"crashedafterusing(?:all)?availableram|usedallavailableram"),
+    ("notebook_host", "cpu", True, r"crashedafterusing(?:all)?availableram"),
     ("kernel_oom_killer", "cpu", True, r"lowswap:killing"),  # macOS
     ("notebook_host", "cpu", True, r"notebooktriedtoallocatemorememorythanisavailable"),
     # Other frameworks and what they wrap.

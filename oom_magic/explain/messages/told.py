@@ -40,7 +40,7 @@ _TOLD_HOST = (
     rf"|cuda)\b)[^.\n])"
     rf"{{0,16}}?\b{_RAM}\b|\b(?:process|job|script|training|worker|program)\b[^.\n]{{0,24}}\b(?:was|is|got|gets|been)"
     r" (?:\w+ )?killed\b|\bkilled by (?:the |my )?(?:oom|system|kernel|computer|os)\b"
-    rf"|\b(?:tak|us|consum|eat|fill)\w* (?:up )?all (?:of )?(?:the |my )?(?:available |free )?{_RAM}\b"
+    rf"|\b(?:tak|us|consum|eat|ate|fill)\w* (?:up )?all (?:of )?(?:the |my )?(?:available |free )?{_RAM}\b"
     r"|\bcpu oom\b|\bout[- ]of[- ](?:cpu|host|system)[- ]memory\b"
     r"|(?<!\u663e\u5361)(?<!cuda)(?<!cuda )(?<!gpu)(?<!gpu )\u5185\u5b58(?:\u4e0d\u8db3"
     r"|\u4e0d\u591f|\u6ea2\u51fa)"

@@ -342,8 +342,8 @@ REMEDIES: Sentences = {
         " best_of, batch_size)."
     ),
     "remedy_own_device": (
-        "Give each process its own GPU: torch.cuda.set_device(local_rank) first, DistributedDataParallel instead of"
-        ' nn.DataParallel, and torch.load(..., map_location="cpu").'
+        "Let each process use its own GPU only: torch.cuda.set_device(local_rank) first, and torch.load(...,"
+        ' map_location="cpu"). nn.DataParallel gathers outputs on one GPU, DistributedDataParallel does not.'
     ),
     "remedy_keep_needed": "Keep only what the metric needs of each batch (preprocess_logits_for_metrics).",
     "remedy_load_low_ram": (

@@ -66,6 +66,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|\b(?:begin\w*|start|to|into) (?:of )?(?:the )?(?:second|2nd) epoch\b",
         r"(?:第一|首|1)个?(?:epoch|轮)[^\n，。]{0,6}(?:正常|没问题|结束|完|之?后)|第二个?(?:epoch|轮)",
     ),
+    "names_vae": said_as(r"\bvae\b|\bautoencoder|\bdecod(?:e|er|ing)\b"),
     "limits_pixels": said_as(r"max_pixels\W{1,3}\d"),
     "reinforces": said_as(r"\b(?:grpo|ppo|rloo|rlhf|verl|openrlhf)(?:_?trainer|_?config)?\b"),
     "maps_devices": said_as(r"\bdevice_map\b|\bdispatch_model\("),

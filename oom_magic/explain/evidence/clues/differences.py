@@ -123,6 +123,9 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"(?![^.]{0,80}\b(?:still|same (?:error|problem|issue))\b)",
         r"\b(?:fix\w*|solv\w*|workaround|help\w*|works?)\b[^.\n]{0,60}preallocat",
     ),
+    "higher_limit_helps": said_as(
+        r"\b(?:higher|larger|bigger|rais\w+|increas\w+)\s(?:\w+\s){0,3}limits?\b[^.\n]{0,40}\b(?:fix\w*|solv\w*|help\w*|works?)\b",
+    ),
     "unpinning_helps": said_as(
         r"\bfix(?:e[sd])?\b[^\n]{0,60}disable[-_ ]pinned",
         r"disabl\w+[-_ ]pinned[-_ ]memory\b[^\n]{0,60}\b(?:fix|solv|help|works?\b|runs?\b)",
