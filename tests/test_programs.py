@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from layout_cases import LAYOUTS
-from notebook_cases import NOTEBOOKS
+from notebook_programs import NOTEBOOKS
 from program_cases import PROGRAMS
 from put_back import observed
 from sparse_and_graph_cases import SPARSE_AND_GRAPHS

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from layout_cases import LAYOUTS
 from loop_cases import LOOPS
-from notebook_cases import NOTEBOOKS
+from notebook_programs import NOTEBOOKS
 from program_cases import PROGRAMS as SHORT
 from sparse_and_graph_cases import SPARSE_AND_GRAPHS
 
