@@ -436,6 +436,8 @@ def test_a_model_loaded_over_an_older_one_is_noticed(shell, monkeypatch):
     assert diagnosis.evidence[0].key == "model_loaded_before"
     best = diagnosis.remedies[0]
     assert (best.key, best.fits, best.code) == ("drop_copy", True, "del old\n%oom_free")
+    run(shell, f"{card}new = torch.nn.Linear(12000, 10000).cuda()\nprint(old.weight.shape, new.weight.shape)")
+    assert "drop_copy" not in {one.key for one in run(shell, "%oom_explain").remedies}
 
 
 @pytest.mark.slow
@@ -521,3 +523,10 @@ def test_only_what_was_rehearsed_is_counted(shell, monkeypatch):
     rehearsed = [remedy for remedy in remedies if remedy.peak_allocated_bytes is not None]
     assert any(remedy.key == "larger_card" for remedy in remedies)
     assert shown[-1]["text/plain"].startswith(f"{len(rehearsed)} remed")
+
+
+def test_what_is_printed_or_written_in_the_end_is_still_needed(shell) -> None:
+    from oom_magic.notebook.cells.cell_code import code_of
+
+    code = code_of(shell, "new = train()\nprint(old.history, new)\ntorch.save(kept, 'a.pt')\nnew = old", {})
+    assert code.read_beside >= {"old", "kept"} and "new" not in code.read_beside

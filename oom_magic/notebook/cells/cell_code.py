@@ -46,12 +46,16 @@ _READING_CALLS = (
 
 @dataclass(frozen=True)
 class CellCode:
-    """Statements and their namespace; ``arguments`` are a script's command line, its path first."""
+    """Statements and their namespace; ``arguments`` are a script's command line, its path first.
+
+    ``read_beside`` are the names of earlier cells that statements read which are left out.
+    """
 
     tree: ast.Module
     names: dict[str, Any]
     file: str = "<ipython-input-rehearsed>"  # a cell by its name: the user's code, no library's
     arguments: list[str] = field(default_factory=list)
+    read_beside: frozenset[str] = frozenset()
 
     def execute(self, tree: ast.Module, names: dict[str, Any]) -> None:
         """Execute ``tree``: these statements, or a changed copy of them."""
@@ -87,8 +91,10 @@ def code_of(shell: InteractiveShell, source: str, names: dict[str, Any]) -> Cell
     tree = _without_magics(shell, ast.parse(shell.transform_cell(source)))
     script = _script_of(tree)
     if script is None:
-        tree.body = [one for one in tree.body if not _calls_shell(one) and not _only_prints(one)]
-        return CellCode(tree, names)
+        kept = [one for one in tree.body if not _calls_shell(one) and not _only_prints(one)]
+        left_out = [node for one in tree.body if one not in kept for node in ast.walk(one)]
+        read = {node.id for node in left_out if isinstance(node, ast.Name)} - newly_assigned_names(tree)
+        return CellCode(ast.Module(kept, tree.type_ignores), names, read_beside=frozenset(read))
     path, arguments, is_interactive = script
     own = names if is_interactive else {"__name__": _MAIN, "__file__": str(path), "__builtins__": __builtins__}
     return CellCode(ast.parse(path.read_bytes()), own, str(path), [str(path), *arguments])

@@ -71,7 +71,7 @@ def evaluate_remedies(
             memory=memory,
             origin=origin,
             start=cell.start,
-            find_in_the_way=lambda needed: find_in_the_way(names, needed, there_before, total),
+            find_in_the_way=lambda needed: find_in_the_way(names, {*needed, *code.read_beside}, there_before, total),
             decided=runner.decided(users, names),
             machine={"num_gpus": _num_cards()} if origin is None else origin.hardware.options,
             arguments=code.arguments,
