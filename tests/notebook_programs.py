@@ -13,6 +13,10 @@ from torch.utils.checkpoint import checkpoint
 CUDA = "cuda"
 
 
+def _differentiate(loss: Any) -> None:
+    loss.backward()
+
+
 def backward_under_autocast(use_reentrant: bool) -> Callable[[], None]:
     """Weights that autocast has cast are cast again once a checkpoint was recomputed: CUDA's thread leaves no block."""
 
@@ -24,15 +28,50 @@ def backward_under_autocast(use_reentrant: bool) -> Callable[[], None]:
                 x = torch.randn(64, 768, device=CUDA, requires_grad=True)
                 for layer in layers:
                     x = layer(F.gelu(checkpoint(layer, x, use_reentrant=use_reentrant)))
-                loss: Any = x.square().mean()
-                loss.backward()
+                _differentiate(x.square().mean())
                 optimizer.step()
                 optimizer.zero_grad()
 
     return train
 
 
+def written_by_index() -> None:
+    """Numbers and rows put where an index says, lists among the indices; autograd keeps what is on the GPU."""
+    model = nn.Linear(64, 1000).to(CUDA)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    index, columns = torch.randint(0, 64, (20,), device=CUDA), torch.randint(0, 1000, (20,), device=CUDA)
+    for _ in range(2):
+        out = model(torch.randn(64, 64, device=CUDA)) * 1
+        out[index] = 0.0
+        out[index, columns] = 1.0
+        out[[1, 2, 3]] = 2.0
+        out[:, [4, 5]] = out[:, [6, 7]] + out.index_put((index[:2],), out[0], accumulate=True)[:, :2]
+        _differentiate(out.square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def chosen_by_masks() -> None:
+    """Where a mask is set, which is nowhere: what is counted and chosen takes memory of its own."""
+    scores, mask = torch.randn(64, 1000, device=CUDA, requires_grad=True), torch.zeros(64, 1000, device=CUDA).bool()
+    for chosen in (scores[mask], scores.masked_select(mask), scores[mask.any(1)], scores[torch.where(mask)]):
+        _differentiate(chosen.sum())
+    assert not mask.nonzero().numel() and not mask[:, 0].nonzero().numel()
+
+
+def weighted_losses() -> None:
+    """A weight for each element; margins, whose losses of rows are summed."""
+    scores, weight = torch.randn(64, 50_000, device=CUDA, requires_grad=True), torch.rand(50_000, device=CUDA)
+    labels = torch.randint(0, 50_000, (64,), device=CUDA)
+    _differentiate(F.binary_cross_entropy(scores.sigmoid(), torch.rand(64, 50_000, device=CUDA), weight=weight))
+    _differentiate(F.multi_margin_loss(scores, labels) + torch.dist(scores, scores * 2) + scores.nanmedian())
+    _differentiate(torch.clamp(scores, torch.zeros_like(weight), torch.ones_like(weight)).sum())
+
+
 NOTEBOOKS: dict[str, Callable[[], None]] = {
     "backward_under_autocast": backward_under_autocast(use_reentrant=False),
     "backward_under_autocast_reentrant": backward_under_autocast(use_reentrant=True),
+    "written_by_index": written_by_index,
+    "chosen_by_masks": chosen_by_masks,
+    "weighted_losses": weighted_losses,
 }

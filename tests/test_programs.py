@@ -152,3 +152,31 @@ def test_attention_of_nested_tensors_by_other_kernels_is_refused() -> None:
 def test_what_decompositions_take_inside_is_said_to_be_uncounted(name: str) -> None:
     report = om.dry_run(lambda: getattr(torch.linalg, name)(torch.eye(64, device="cuda")))
     assert any("but not what its kernel allocates internally" in assumption.text for assumption in report.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "taken"),
+    [
+        (torch.float32, [1023, 1279, 5119, 13311]),
+        (torch.bfloat16, [1279, 1279, 3327, 7423]),
+        (torch.float64, [1279, 2815, 18943, 54783]),
+    ],
+)
+def test_running_sums_take_what_cub_asks_for(dtype: torch.dtype, taken: list[int]) -> None:
+    """As the CUDA build does, of any card."""
+    found = []
+    for length in (1000, 100_000, 1_000_000, 3_000_000):
+        timeline = om.dry_run(
+            lambda n=length: torch.empty(n, dtype=dtype, device="cuda").cumsum(0), gpu="A100"
+        ).timeline
+        found.append(int(timeline.requested_bytes[-1]))
+    assert found == taken
+
+
+@pytest.mark.parametrize(
+    ("gpu", "taken"), [("RTX 3060", [3839, 125951]), ("A100", [17663, 35583]), ("H100", [21503, 19711])]
+)
+def test_masks_are_counted_and_chosen_by_cub(gpu: str, taken: list[int]) -> None:
+    """Ten million elements; the places of those that are set come between."""
+    timeline = om.dry_run(lambda: torch.zeros(10**7, dtype=torch.bool, device="cuda").nonzero(), gpu=gpu).timeline
+    assert [size for size in timeline.requested_bytes.tolist() if size] == [10**7, 4, *taken]

@@ -269,22 +269,27 @@ def _type_as(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[st
 def _get_item(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``x[..., [0, 2]]``: a list of numbers becomes an index on the GPU, which autograd keeps."""
     tensor, index = args
+    return func(tensor, _without_lists(view, tensor, index))
+
+
+def _without_lists(view: DeviceView, tensor: torch.Tensor, index: Any) -> Any:
     items = index if isinstance(index, tuple) else (index,)
     here = view.location(tensor)
-    if any(isinstance(item, list) for item in items) and here.place is Place.GPU:
-        items = tuple(
-            view.move(torch.tensor(item, device="cpu"), here, None)
-            if isinstance(item, list) and all(isinstance(number, int) for number in item)
-            else item
-            for item in items
-        )
-        index = items if isinstance(index, tuple) else items[0]
-    return func(tensor, index)
+    if here.place is not Place.GPU or not any(isinstance(item, list) for item in items):
+        return index
+    items = tuple(
+        view.move(torch.tensor(item, device="cpu"), here, None)
+        if isinstance(item, list) and all(isinstance(number, int) for number in item)
+        else item
+        for item in items
+    )
+    return items if isinstance(index, tuple) else items[0]
 
 
 def _set_item(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """``x[index] = number``: the number stays on the host (torch/csrc/autograd/python_variable_indexing.cpp)."""
     tensor, index, value = args
+    index = _without_lists(view, tensor, index)
     if isinstance(value, (bool, int, float)) and view.place(tensor) is Place.GPU:
         value = torch.tensor(value, dtype=tensor.dtype, device="cpu")
     func(tensor, index, value)

@@ -26,6 +26,7 @@ from oom_magic.predict.fake_cuda.places import (
     Location,
     Place,
     is_large,
+    map_tensors,
     tensors_in,
     tensors_written,
     to_meta,
@@ -55,7 +56,7 @@ _OF_PYTORCH = frozenset({
 })  # fmt: skip
 _aten = torch.ops.aten
 _UNCOUNTED = frozenset({  # of PyTorch's own those whose kernels take memory that no rule counts
-    _aten.histc.default, _aten.isin.Tensor_Tensor, _aten._fft_c2c.default, _aten._fft_c2r.default,
+    _aten.linalg_matrix_exp.default, _aten.isin.Tensor_Tensor, _aten._fft_c2c.default, _aten._fft_c2r.default,
     _aten._fft_r2c.default, _aten._linalg_det.default, _aten._linalg_eigh.default,
     _aten._linalg_slogdet.default, _aten._linalg_solve_ex.default, _aten._linalg_svd.default,
     _aten.linalg_cholesky_ex.default, _aten.linalg_eig.default, _aten.linalg_inv_ex.default,
@@ -316,6 +317,18 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
             return run(self, func, args, kwargs)
         if func in _UNCOUNTED or (func.namespace not in _OF_PYTORCH and func not in self.rules):
             self.values.assume_uncounted(func)
+        return made
+
+    def results_of(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], known: Any) -> Any:
+        """The results of an operator on the current card whose values, and so sizes, are known."""
+
+        def like(tensor: torch.Tensor) -> torch.Tensor:
+            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=META)
+
+        made = map_tensors(known, like)
+        self._take_memory(func, args, kwargs, made, self.attribution.phase(False))
+        for value, tensor in zip(tensors_in((known,), {}), tensors_in((made,), {}), strict=True):
+            self.values.copy(value, tensor)
         return made
 
     def copy_to(self, tensor: torch.Tensor, place: Place, operator: str) -> torch.Tensor:

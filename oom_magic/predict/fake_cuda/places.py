@@ -88,6 +88,9 @@ class FakeDevice(Protocol):
     def copy_to(self, tensor: torch.Tensor, place: Place, operator: str) -> torch.Tensor:
         """A fake copy of a tensor, at ``place``."""
 
+    def results_of(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], known: Any) -> Any:
+        """The results of an operator on the current card whose values, and so sizes, are known."""
+
     def adopt_on_gpu(self, tensor: torch.Tensor, operator: str, phase: Phase, num_bytes: int | None = None) -> None:
         """Allocate the memory of an output."""
 

@@ -61,6 +61,26 @@ def _median(tensor: torch.Tensor) -> torch.Tensor:
     return torch.where(ordered[-1].isnan(), ordered[-1], ordered[(len(ordered) - 1) // 2])
 
 
+def _median_of_numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """Likewise, ``nanmedian``: how many are numbers says where it is."""
+    ordered = tensor.flatten().sort()[0]
+    place = ((len(ordered) - 1 - ordered.isnan().sum()) / 2).to(torch.int64)
+    return ordered.index_select(0, place.view(1)).squeeze(0)
+
+
+def _distance(first: torch.Tensor, second: torch.Tensor, power: float = 2.0) -> torch.Tensor:
+    """aten/src/ATen/native/Distance.cpp, ``dist``."""
+    return (first - second).norm(power)
+
+
+def _multivariate_log_gamma(tensor: torch.Tensor, number: int) -> torch.Tensor:
+    """aten/src/ATen/native/UnaryOps.cpp, ``mvlgamma``."""
+    steps = torch.arange(number, dtype=tensor.dtype, device=tensor.device)
+    each = tensor.unsqueeze(-1) + steps
+    del steps
+    return each.sum(-1)
+
+
 def _euclidean_distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """aten/src/ATen/native/Distance.cpp, ``_euclidean_dist``: one product of rows with their norms beside them."""
     first_norm = first.pow(2).sum(-1, keepdim=True)
@@ -344,6 +364,9 @@ HANDLERS: dict[OpOverload, Handler] = existing({
     "isinf": _handler(_is_infinite),
     "count_nonzero": _handler(_count_nonzero),
     "median": _handler(_median),
+    "nanmedian": _handler(_median_of_numbers),
+    "dist": _handler(_distance),
+    "mvlgamma": _handler(_multivariate_log_gamma),
     "_trilinear": _handler(_trilinear),
     "_euclidean_dist": _handler(_euclidean_distance),
     "fake_quantize_per_tensor_affine_cachemask": _handler(_per_tensor),

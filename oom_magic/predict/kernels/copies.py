@@ -183,6 +183,13 @@ def _can_step(rows: torch.Tensor) -> bool:
     return True
 
 
+def _unfolded_gradient(call: Call) -> None:
+    """aten/src/ATen/native/UnfoldBackward.h: the positions along the dimension."""
+    _gradient, sizes, dim = call.args[:3]
+    call.output(0)
+    call.take(sizes[dim] * torch.int64.itemsize)
+
+
 def _where(call: Call) -> None:
     """aten/src/ATen/native/TensorCompare.cpp, ``where_self_out``: numbers on the host go to the GPU."""
     for number in call.args[1:]:
@@ -260,7 +267,7 @@ _FIRST_AFTER_OUTPUT = (
 _BOTH_AFTER_OUTPUT = ("max_pool2d_with_indices_backward", "avg_pool2d_backward")
 _FIRST_CONTIGUOUS = (
     "avg_pool3d", "avg_pool3d_backward",
-    "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "kthvalue", "mode", "cumprod", "cummax",
+    "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "kthvalue", "mode", "cummax",
     "cummin", "adaptive_max_pool3d", "upsample_bicubic2d_backward", "_upsample_bilinear2d_aa_backward",
     "_upsample_bicubic2d_aa_backward", "upsample_nearest3d_backward", "_upsample_nearest_exact3d_backward",
 )  # fmt: skip
@@ -296,6 +303,7 @@ RULES: dict[OpOverload, Rule] = {
     aten.where.self: _where,
     aten.pow.Scalar: _scalar_power,
     aten.roll.default: _roll,
+    aten.unfold_backward.default: _unfolded_gradient,
     aten.im2col.default: _images_to_columns,
     aten.col2im.default: _columns_to_images,
 }

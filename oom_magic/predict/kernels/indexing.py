@@ -20,6 +20,7 @@ from oom_magic.predict.kernels.scratch import (
     Above,
     atomic_index_bytes,
     atomic_sum_bytes,
+    count_bytes,
     distinct_bytes,
     index_bytes,
     index_radix_bytes,
@@ -29,6 +30,7 @@ from oom_magic.predict.kernels.scratch import (
     scan_bytes,
     segment_bytes,
     segment_scan_bytes,
+    select_bytes,
     unique_bytes,
 )
 from oom_magic.predict.operators.calls import Call
@@ -147,29 +149,84 @@ def _sum_segments(take: Callable[..., int], call: Call) -> None:
     take(part_bytes, num_weights, width, made.element_size())
 
 
+def _nonzero(call: Call) -> None:
+    """aten/src/ATen/native/cuda/Nonzero.cu: they are counted, then chosen."""
+    tensor = call.args[0]
+    if not tensor.is_contiguous():
+        call.take_like(tensor)
+    _find_nonzero(call, tensor.numel(), lambda: call.output(0))
+
+
+def _find_nonzero(call: Call, num_items: int, make: Callable[[], object]) -> None:
+    number = call.take(torch.int32.itemsize)
+    call.give_back(call.allocate_scratch(count_bytes, num_items))
+    make()
+    call.give_back(call.allocate_scratch(select_bytes, num_items), number)
+
+
+def _masked_select(call: Call) -> None:
+    """cuda/IndexKernel.cpp, ``masked_select_out_cuda_impl``: where the mask is set, then what is there."""
+    shape = torch.broadcast_shapes(call.args[0].shape, call.args[1].shape)
+    places = call.outputs[0].numel() * max(len(shape), 1) * INDEX
+    _find_nonzero(call, shape.numel(), lambda: call.take(places))
+
+
+def _repeat_interleave(call: Call) -> None:
+    """aten/src/ATen/native/Repeat.h: where each repetition ends."""
+    repeats = call.args[0]
+    call.take(repeats.numel() * INDEX)
+    widened = -1 if repeats.dtype is torch.int64 else call.take(repeats.numel() * INDEX)
+    call.give_back(call.allocate_scratch(scan_bytes, repeats.numel()), widened)
+
+
 def _index_put(call: Call) -> None:
-    """Accumulating values: indices are made linear, sorted, and each run of equal ones is added up."""
+    """A number goes to the GPU first. To accumulate values, indices are made linear, sorted, and each run of equal ones
+    is added up."""
     target, indices, values = call.args[:3]
     call.output(0)
+    if not values.is_meta:
+        call.take(values.element_size())
     if not call.argument(3, False):
         return
     given = [index for index in indices if index is not None]
     num_items = torch.broadcast_shapes(*(index.shape for index in given)).numel()
     linear = -1
-    for index in given:
-        wrapped = call.take(index.numel() * INDEX)
-        scaled = call.take(index.numel() * INDEX)
+    for _ in given:
+        wrapped = call.take(num_items * INDEX)
+        scaled = call.take(num_items * INDEX)
         call.give_back(wrapped)
         linear, spare = (scaled, -1) if linear < 0 else (linear, scaled)
         call.give_back(spare)
-    if not values.is_contiguous():
-        call.take_like(values)
     num_rows = prod(target.shape[dim] for dim, index in enumerate(indices) if index is not None)
+    num_values = num_items * target.numel() // max(num_rows, 1)
+    if not values.is_contiguous() or values.numel() != num_values:
+        call.take(num_values * values.element_size())
     _sort_pairs(call, num_items, num_rows)
+
+
+def _scatter_mean(call: Call) -> None:
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, ``scatter_reduce_two``: ones are counted at each target."""
+    call.output(0)
+    if call.argument(4) == "mean":
+        call.take_like(call.args[3])
+        call.take_like(call.args[0])
+        call.take_like(call.args[0], torch.bool)
+
+
+def _index_mean(call: Call) -> None:
+    """cuda/Indexing.cu, ``index_reduce_func_cuda_impl``: likewise."""
+    call.output(0)
+    if call.argument(4) == "mean":
+        call.take_like(call.args[0])
+        call.give_back(call.take_like(call.args[3]))
+        call.take_like(call.args[0], torch.bool)
 
 
 RULES: dict[OpOverload, Rule] = {
     aten.embedding.default: _embedding,
+    aten.nonzero.default: _nonzero,
+    aten.masked_select.default: _masked_select,
+    aten.repeat_interleave.Tensor: _repeat_interleave,
     aten.embedding_renorm_.default: _embedding_renorm,
     aten.index.Tensor: _index,
     aten._embedding_bag.default: _embedding_bag,
@@ -181,4 +238,7 @@ RULES: dict[OpOverload, Rule] = {
     aten.index_put.default: _index_put,
     aten.index_put_.default: _index_put,
     aten._index_put_impl_.default: _index_put,
+    aten.scatter_reduce.two: _scatter_mean,
+    aten.scatter_reduce_.two: _scatter_mean,
+    aten.index_reduce.default: _index_mean,
 }

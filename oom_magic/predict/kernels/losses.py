@@ -6,6 +6,7 @@ Several write the mean into the tensor of the elements, whose memory therefore s
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,12 +28,22 @@ def _element_bytes(call: Call) -> int:
     return int(max(call.args[0].numel(), call.args[1].numel()) * call.outputs[0].element_size())
 
 
-def _shrunk(call: Call) -> None:
+def _shrunk(call: Call, reduction_at: int) -> None:
     """aten/src/ATen/native/cuda/Loss.cu, ``binary_cross_entropy_cuda``: the mean is copied over the elements."""
-    if _is_reduced(call, 3 if len(call.args) > 3 else 2):
+    if _is_reduced(call, reduction_at):
         call.output(0, _element_bytes(call))
         call.take(call.outputs[0].element_size())
         take_sum_buffers(call, call.args[0])
+
+
+def _margin(call: Call, reduction_at: int) -> None:
+    """aten/src/ATen/native/cuda/MultiMarginLoss.cu and MultiLabelMarginCriterion.cu: a loss for each row, then their
+    sum."""
+    scores = call.args[0]
+    for position in range(len(call.outputs) - 1, 0, -1):
+        call.output(position)
+    if scores.dim() > 1 and _is_reduced(call, reduction_at):
+        call.take(len(scores) * scores.element_size())
 
 
 def _reduced(call: Call) -> None:
@@ -146,8 +157,10 @@ KERNELS: dict[OpOverload, Callable[..., Any]] = {
     aten.multilabel_margin_loss_backward.default: _margin_gradient,
 }
 RULES: dict[OpOverload, Rule] = {
-    aten.binary_cross_entropy.default: _shrunk,
-    aten.soft_margin_loss.default: _shrunk,
+    aten.binary_cross_entropy.default: partial(_shrunk, reduction_at=3),
+    aten.soft_margin_loss.default: partial(_shrunk, reduction_at=2),
+    aten.multi_margin_loss.default: partial(_margin, reduction_at=5),
+    aten.multilabel_margin_loss_forward.default: partial(_margin, reduction_at=2),
     aten.soft_margin_loss_backward.default: _soft_margin_backward,
     aten.huber_loss.default: _reduced,
     aten.mse_loss.default: _elementwise_loss,

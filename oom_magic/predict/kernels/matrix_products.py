@@ -56,7 +56,7 @@ class _Workspaces:
 def product_rules(gpu: GPU) -> dict[OpOverload, Rule]:
     """The rules of the products, in one process on this card."""
     workspaces = _Workspaces()
-    products = (aten.mm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.dot, aten.vdot)
+    products = (aten.mm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.dot, aten.vdot, aten.addbmm)
     rules: dict[OpOverload, Rule] = {packet.default: workspaces.product for packet in products}
     rules[aten.addmm.default] = workspaces.biased_product
     return {**rules, **existing({"_grouped_mm": partial(_grouped_product, gpu)})}

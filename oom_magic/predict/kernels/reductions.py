@@ -20,7 +20,7 @@ from oom_magic.predict.kernels.scratch import (
     packed_norm_bytes,
     partial_norm_bytes,
     radix_bytes,
-    scan_bytes,
+    scan_bytes_of,
     scan_of_blocks,
     segmented_bytes,
     semaphore_bytes,
@@ -235,14 +235,40 @@ def _search_by_blocks(call: Call, num_slices: int, length: int, item_bytes: int)
     call.give_back(*reversed(taken))
 
 
-def _cumsum(call: Call) -> None:
+def _running(call: Call) -> None:
+    """A running sum or product; of one dimension by CUB."""
     tensor, made = call.args[0], call.outputs[0]
     call.output(0)
     for needs_copy in (tensor.dtype is not made.dtype, not tensor.is_contiguous()):
         if needs_copy:
             call.take_like(tensor, made.dtype)
     if tensor.dim() == 1:
-        call.allocate_scratch(scan_bytes, tensor.numel())
+        call.allocate_scratch(scan_bytes_of, tensor.numel(), made.element_size())
+
+
+def _histogram(call: Call) -> None:
+    """SummaryOps.cu, ``_histc_cuda_template``: where no range is given, from the least to the largest."""
+    call.output(0)
+    if call.argument(2, 0) == call.argument(3, 0):
+        _find_range(call)
+
+
+def _counts(call: Call) -> None:
+    """The same file, ``_bincount_cuda``: weights that are no float32 become float64; then the range is found."""
+    weights = call.argument(1)
+    if weights is not None and weights.dtype not in (torch.float32, torch.float64):
+        call.take_like(weights, torch.float64)
+    _find_range(call)
+    call.output(0)
+
+
+def _find_range(call: Call) -> None:
+    tensor = call.args[0]
+    for _ in ("least", "largest"):
+        call.take(tensor.element_size())
+    copy = -1 if tensor.is_contiguous() else call.take_like(tensor)
+    buffers = take_buffers(call, tensor.new_empty(tensor.numel()), (0,), 2 * tensor.element_size())
+    call.give_back(*reversed(buffers), copy)
 
 
 RULES: dict[OpOverload, Rule] = {
@@ -254,5 +280,9 @@ RULES: dict[OpOverload, Rule] = {
     aten.sort.stable: _sort,
     aten.randperm.default: _permutation,
     aten.topk.default: _topk,
-    aten.cumsum.default: _cumsum,
+    aten.cumsum.default: _running,
+    aten.cumprod.default: _running,
+    aten.logcumsumexp.default: _running,
+    aten.histc.default: _histogram,
+    aten.bincount.default: _counts,
 }

@@ -19,9 +19,12 @@ from oom_magic.predict.instrumentation.recorder import SizeFunction
 from oom_magic.predict.setups.gpus import GPU
 from oom_magic.predict.sizing.store import torch_version
 
+_SCAN_THREADS = 128
 _SCAN_TILE = 896  # items: 128 threads of 7 with 8 bytes (the default policy: 15 with 4 bytes)
 # Items of a tile by compute capability; a card has that of the highest capability that it reaches.
 _DISTINCT_TILE = {(0, 0): 640, (8, 0): 1920, (8, 6): 640, (9, 0): 4224}
+_SELECT_TILE = {(0, 0): 640, (8, 0): 2304, (8, 6): 640, (9, 0): 4224, (10, 0): 3520}
+_ONE_BLOCK_COUNTS = 4096  # items
 _UNIQUE_TILE = {(0, 0): 320, (8, 0): 1344, (8, 6): 320, (9, 0): 4864}
 _HISTOGRAM = 256 * 8  # bytes: the bins of one pass
 _LOOK_BACK = 256 * 4  # bytes of a tile
@@ -82,8 +85,18 @@ def segmented_bytes(_: GPU, num_items: int, key_bytes: int, value_bytes: int) ->
 
 
 def scan_bytes(_: GPU, num_items: int, tile: int = _SCAN_TILE) -> int:
-    """A scan: the states of its tiles."""
+    """A scan of items of 8 bytes: the states of its tiles."""
     return 511 + _round_up((ceil(num_items / tile) + 32) * 16)
+
+
+def scan_bytes_of(card: GPU, num_items: int, item_bytes: int) -> int:
+    """A scan of items of this size, a thread taking 60 bytes; values of 16 bits lie apart from their states."""
+    if item_bytes >= 8:
+        return scan_bytes(card, num_items)
+    num_states = ceil(num_items / (_SCAN_THREADS * (60 // item_bytes))) + 32
+    if item_bytes == 4:
+        return 511 + _round_up(num_states * 8)
+    return 511 + _round_up(num_states * 4) + 2 * _round_up(num_states * 2)
 
 
 def unique_bytes(card: GPU, num_items: int) -> int:
@@ -93,8 +106,24 @@ def unique_bytes(card: GPU, num_items: int) -> int:
 
 def distinct_bytes(card: GPU, num_items: int) -> int:
     """``DeviceSelect::Unique``: as a scan, with states of 8 bytes."""
-    tile = _DISTINCT_TILE[max(at for at in _DISTINCT_TILE if at <= card.capability)]
+    return _selection_bytes(card, num_items, _DISTINCT_TILE)
+
+
+def select_bytes(card: GPU, num_items: int) -> int:
+    """``DeviceSelect::Flagged``."""
+    return _selection_bytes(card, num_items, _SELECT_TILE)
+
+
+def _selection_bytes(card: GPU, num_items: int, tiles: dict[tuple[int, int], int]) -> int:
+    tile = tiles[max(at for at in tiles if at <= card.capability)]
     return 511 + _round_up((ceil(num_items / tile) + 32) * 8)
+
+
+def count_bytes(card: GPU, num_items: int) -> int:
+    """``DeviceReduce::Sum`` to an integer: one for each of five times as many blocks as the card runs at once."""
+    if num_items <= _ONE_BLOCK_COUNTS:
+        return 1
+    return _round_up(5 * card.num_multiprocessors * (card.threads_per_multiprocessor // 256) * 4) + 255
 
 
 def _num_blocks(card: GPU, num_slices: int, length: int) -> int:

@@ -24,11 +24,13 @@ _IN_PLACE_NODES = {
     aten.index_add.default: {"IndexSelectBackward0"},
     aten.scatter_add.default: {"GatherBackward0", "CummaxBackward0", "CumminBackward0"},
     aten.put.default: {"TakeBackward0"},
+    aten.masked_scatter.default: {"MaskedSelectBackward0"},
     aten.index_fill.int_Tensor: {"TraceBackward0"},
     aten.index_put.default: {"IndexBackward0"},
     aten.scatter.src: {"TopkBackward0", "SortBackward0", "SortBackward1", "MaxBackward0", "MinBackward0",
-                       "KthvalueBackward0", "MedianBackward1", "ModeBackward0"},
-    aten.logical_and.default: {"MaxBackward1", "MinBackward1", "MedianBackward0"},
+                       "KthvalueBackward0", "MedianBackward1", "NanmedianBackward1", "ModeBackward0"},
+    aten.logical_and.default: {"MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0",
+                               "ClampBackward0"},
     aten.sub.Tensor: {"BinaryCrossEntropyWithLogitsBackward0"},
     aten.mul.Tensor: {"BinaryCrossEntropyWithLogitsBackward0"},
 }  # fmt: skip
@@ -49,7 +51,7 @@ def reused_gradient(func: OpOverload, args: tuple[Any, ...]) -> torch.Tensor | N
     target: torch.Tensor = args[0]
     if is_sum:
         is_autograds_own = counts(target) == reference_counts_in_autograd()
-        is_reused = is_autograds_own and is_dense(target) and isinstance(args[1], torch.Tensor)
+        is_reused = is_autograds_own and is_dense(target) and getattr(args[1], "shape", None) == target.shape
     else:
         node = torch._C._current_autograd_node()
         is_named = node is not None and node.name() in _IN_PLACE_NODES[func]

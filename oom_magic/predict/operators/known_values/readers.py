@@ -31,13 +31,7 @@ def _allclose(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, An
     return known is None or bool(known)
 
 
-# What these take inside is less than a third of a byte for each element (CUB's counts), or some numbers.
-_OF_SMALL_KERNELS = {
-    aten.nonzero.default,
-    aten.masked_select.default,
-    aten.repeat_interleave.Tensor,
-    aten.bincount.default,
-}
+_UNCOUNTED = frozenset({aten._unique2.default, aten.unique_consecutive.default, aten.unique_dim.default})
 
 
 def _shaped_by_values(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -48,8 +42,10 @@ def _shaped_by_values(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict
     read = gpu.values.read
     out = func(*map_tensors(args, read), **{key: map_tensors(value, read) for key, value in kwargs.items()})
     place = next(found for found in map(gpu.place, tensors) if found is not None)
-    if place is Place.GPU and func not in _OF_SMALL_KERNELS:
+    if func in _UNCOUNTED and place is Place.GPU:
         gpu.values.assume_uncounted(func)
+    if place is Place.GPU:
+        return gpu.results_of(func, args, kwargs, out)
     return map_tensors(out, lambda tensor: gpu.copy_to(tensor, place, func.name()))
 
 
@@ -70,7 +66,12 @@ def _index(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, Any])
     made: list[Any] = []
     for index in indices:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
-            made += gpu.copy_to(gpu.values.read(index).nonzero(), place, "aten::nonzero").unbind(1)
+            found: Any = gpu.values.read(index).nonzero()
+            if place is Place.GPU is gpu.place(index):
+                found = gpu.results_of(aten.nonzero.default, (index,), {}, found)
+            else:
+                found = gpu.copy_to(found, place, "aten::nonzero")
+            made += found.unbind(1)
         elif index is not None and gpu.place(index) is None:
             made.append(gpu.copy_to(index, place, func.name()))
         else:
