@@ -110,6 +110,28 @@ from oom_magic.explain.explainer import explain
             "Training OOMs on 2 GPUs with torch.distributed.launch, even if I reduce the bs from 4 to 1 it still goes over 8GB",
             [], ["fewer, shorter"], id="a batch under its short name",
         ),
+        pytest.param(
+            "The program does not respect gpu_split with my 4 GPUs: it fills the first GPU and OOMs. None of the other 3 GPUs gets"
+            " anything. I only load the model.",
+            [r"not\s+divided", r"one\s+device\s+gets\s+everything"], [], id="devices that stay idle",
+        ),
+        pytest.param(
+            "I read on the internet and it seems that reducing the batch size might resolve this issue.\n"
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 12.00 MiB",
+            [], ["it seems that reducing"], id="what was read somewhere",
+        ),
+        pytest.param(
+            "内存占用率一直在上涨，显存没有变化，训练到一半报内存不足的错", ["Host memory"], ["Out of device memory"],
+            id="the device is steady",
+        ),
+        pytest.param(
+            "训练时显存随着epoch的增加而增加，直到显存溢出", ["no longer needed"], [], id="growth with epochs in Chinese",
+        ),
+        pytest.param(
+            "vllm serve Qwen/Qwen3-14B\nLoading model weights took 27.5376 GB\n"
+            "Available KV cache memory: -0.87 GiB\nthen it crashes, not enough memory",
+            [r"nothing\s+for\s+its\s+KV\s+cache"], ["trial run"], id="less than nothing is left",
+        ),
     ],
 )  # fmt: skip
 def test_a_claim_has_its_evidence_in_the_text(text, said, not_said):

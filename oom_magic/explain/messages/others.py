@@ -173,6 +173,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("notebook_host", "cpu", True, r"notebooktriedtoallocatemorememorythanisavailable"),
     # Other frameworks and what they wrap.
     ("vllm", "cuda", True, r"noavailablememoryforthecacheblocks"),
+    ("vllm", "cuda", True, r"available(?:kv)?cachememory:-\d{1,4}(?:\.\d{1,3})?"),
     ("vllm_context", "cuda", True, r"largerthantheavailablekvcachememory"),
     ("vllm_context", "cuda", True, r"largerthanthemaximumnumberoftokensthatcanbestoredinkvcache"),
     ("sd_webui", "cuda", True, r"notenoughmemory,uselowerresolution"),

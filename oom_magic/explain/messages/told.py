@@ -94,7 +94,7 @@ _MEMORY_OF_DEVICE = re.compile(r"\b(?:gpu|cuda|video|graphics)[- ]?(?:memory|ram
 # Chinese authors call both memories 内存, where they do not say 显存.
 _VIDEO_MEMORY = re.compile("[显顯][存卡]")
 _DEVICE_IS_FINE = re.compile(
-    r"显存(?:占用)?(?:是|都|也|还)?(?:没有?问题|正常|足够|充足|够)(?: ?\([^)\n]{0,24}\))?"
+    r"显存(?:占用)?(?:是|都|也|还)?(?:没有?问题|没有?变化|不变|正常|足够|充足|够)(?: ?\([^)\n]{0,24}\))?"
     r"|显存(?:平均)?(?:利用|占用|使用)率?(?:只有|小于|低于|不到|不足|仅|才){1,2} ?[1-7]?\d ?%"
 )
 # Of a training alone, where nothing says which memory it is.
@@ -182,7 +182,8 @@ def _whose(cleaned: str, told: re.Pattern[str]) -> MessageKind:
 def _of_statement(statement: str) -> MessageKind | None:
     """The kind that one sentence makes it; None where it names neither device nor host."""
     rest = _DEVICE_IS_FINE.sub("", _NO_DEVICE.sub("", statement))
-    if _VIDEO_MEMORY.search(rest) or _GROWS_IN_TRAINING.search(rest):
+    is_steady = _DEVICE_IS_FINE.search(statement)
+    if not is_steady and (_VIDEO_MEMORY.search(rest) or _GROWS_IN_TRAINING.search(rest)):
         rest = _MEMORY_IN_CHINESE.sub("", rest)
     names = bool(OF_DEVICE.search(rest)), bool(OF_HOST.search(rest))
     return _OF_WHOM.get(names, _OF_ANYBODY) if any(names) else None

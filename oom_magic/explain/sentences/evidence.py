@@ -212,6 +212,8 @@ EVIDENCE: Sentences = {
         "Weights of {weights_bytes} need about eight times as much when all of them are trained with Adam; the"
         " card has {total_bytes}."
     ),
+    "told_idle_devices": "The model was not divided among the devices.",
+    "told_split": "Such a split may count the weights only; the cache and what is computed come beside them.",
     "told_saving": "A state dict that is gathered, merged or converted is one more copy of the weights.",
     "told_evaluation": "The inputs or batches of an evaluation may be larger than those of training.",
     "told_evaluation_collects": "Evaluations often collect their results until their end.",

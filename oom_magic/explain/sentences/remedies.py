@@ -191,6 +191,11 @@ REMEDIES: Sentences = {
         "If the log shows that the weights take most of the share: quantized weights (AWQ, GPTQ, FP8) or a smaller"
         " model."
     ),
+    "remedy_use_all_devices": (
+        "Find out why one device gets everything: the setting that divides the model (a split, device_map) is not set,"
+        " or has no effect with this model or version."
+    ),
+    "remedy_smaller_first_share": "Give the device that fills first a smaller part of the split, so that room is left.",
     "remedy_tensor_parallel": "Spread the model over several devices.",
     "remedy_server_share": (
         "Give the server a smaller share of the device ({setting}): its cache shrinks, and activations fit beside it."

@@ -163,7 +163,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "shards": said_as(
         r"tensor[-_ ]parallel|zero[-_ ]?(?:stage[-_ ]?)?3|stage3|\bfsdp\b|device_map\W{1,4}auto"
-        r"|pipeline[-_ ]parallel|\btp[-_=]",
+        r"|pipeline[-_ ]parallel|\btp[-_=]|(?<!\w)-{1,2}tp[ =]{1,3}(?:[2-9]|\d\d)\b",
     ),
     "speaks_of_memory": said_as(r"(?<![a-z])(?:memory|vram|oom)(?![a-z])|[显内]存"),
     "converses": said_as(
@@ -321,6 +321,15 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"(?:gpu|card)\b(?! per)",
         r"\b1 ?[x\u00d7] (?:\d{1,3} ?gb )?(?:gpu\b|[ahv]\d{2,3}\b|rtx)|单卡|单张",
     ),
+    "leaves_devices_idle": said_as(  # though more than one is there
+        r"\b(?:not|n't|doesn't|ignor\w*) (?:\w+ )?(?:respect|accept|follow|obey)?\w* ?(?:the |my )?gpu[-_ ]split",
+        r"\b(?:none|nothing)\b[^.\n]{0,24}\bother (?:\d )?(?:gpus?|cards?)\b",
+        r"\b(?:other|second|2nd)(?: (?:one|gpu|card)s?)? (?:is|are|was|were) (?:not used|unused|idle|empty"
+        r"|never used)\b",
+        r"\b(?:only|just) (?:ever )?us(?:es|ing) (?:1|one|a single|the first)(?: (?:gpu|card|one))?\b"
+        r"(?! (?:at|per|for|of))",
+    ),
+    "gives_split": said_as(r"(?:gpu|tensor)[-_]split\b\W{1,4}\d"),
     "crowds_one_device": said_as(
         # nvidia-smi lists a process on two devices
         r"(?m:^)(?P<device>\d{1,2})\s+(?:N/A\s+N/A\s+)?(?P<pid>\d{2,7})\s+[CG+]{1,3}\s[^\n]*\n(?:[^\n]*\n){0,24}?"

@@ -48,8 +48,11 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"leak(?:s|ing)? (?:of )?(?:gpu )?memory", r"accumulates? memory", r"keep increasing until",
         r"always growing",
         r"\bthe (?:more|longer)\b[^.\n]{0,60}\bthe (?:larger|more|higher|bigger)\b[^.\n]{0,16}\bmemory",
-        r"(?:显存|内存)(?:占用)?(?:会|在)?(?:一直|不断|持续|逐渐|越来越|慢慢|逐步)(?:地|的|在)?(?:增加|增长|上[升涨]|升高|涨|变大|多|增大)",
+        r"(?:显存|内存)(?:占用|使用)?[率量]?(?:会|在)?(?:一直|不断|持续|逐渐|越来越|慢慢|逐步)(?:地|的|在)?(?:增加|增长|上[升涨]|升高|涨|变大|多|增大)",
         r"(?:显存|内存)[^\n，。]{0,6}泄[漏露]",
+        r"(?:显存|内存)[^\n，。]{0,6}随着?[^\n，。]{0,16}(?:增加|增长|上升|变大|增大)",
+        r"(?:显存|内存)(?:间断|阶段|间歇)性?地?(?:增加|增长|上[升涨])"
+        r"|每隔[^\n，。]{0,10}(?:显存|内存)[^\n，。]{0,6}(?:增加|增长|上[升涨])",
         # full only after some epochs
         r"\b(?:gpu|memory|vram|ram)\b(?: \w+){0,3} (?:fill(?:s|ed)?(?: up)?|full) (?:\w+ )?after\b",
     ),
@@ -310,6 +313,15 @@ _AND_GOES_ON = re.compile(  # with what was loaded
     re.I,
 )
 _OF_WHAT_FAILED = {"larger_input_fails"}
+# What is expected or was read somewhere has not been seen to help.
+_OF_WHAT_HELPS = {
+    "smaller_batch_helps", "smaller_input_works", "smaller_share_helps", "higher_limit_helps", "offload_helps",
+    "page_file", "unpinning_helps",
+}  # fmt: skip
+_EXPECTED = re.compile(r"\b(?:might|may|should|would|could) (?:\w+ )?(?:help|solve|fix|resolve|work|be)\b", re.I)
+_READ_SOMEWHERE = re.compile(
+    r"\b(?:internet|google\w*|online|stack ?overflow|forums?|read that|it seems that|people say)\b", re.I
+)
 _FAILS = re.compile(
     r"\boom\b|memory|\bcrash|\bfail|\berror|\bkill|\bcuda\b|vram|\bram\b|显存|内存|报错|爆|溢出|失败", re.I
 )
@@ -410,6 +422,8 @@ def _told(pattern: re.Pattern[str], text: str, key: str = "") -> re.Match[str] |
         if _SAID_BY_OTHERS.search(text, sentence, start):
             continue
         if key == "loads" and _AND_GOES_ON.match(text, match.end()):
+            continue
+        if key in _OF_WHAT_HELPS and (_EXPECTED.search(match.group()) or _READ_SOMEWHERE.search(text, sentence, start)):
             continue
         if key in _OF_WHAT_FAILED and _is_not_seen(text, sentence, start, match.end()):
             continue

@@ -154,6 +154,7 @@ _CACHE = _any(r"transformers[/\\]cache_utils\.py", r"\b(?:key|value|k|v|kv)_cach
 _ACCUMULATION = re.compile(r"gradient accumulation(?! steps)|accumulat\w* gradients|梯度累[积计]", re.I)
 # A cell magic's frame quotes the whole cell, so every phase would be found in it.
 _WHOLE_CELL = "get_ipython().run_cell_magic("
+_SENTENCE = re.compile(r"^[^\"'=(]*(?:\b[A-Za-z]{2,} ){4}")
 _RAISED = re.compile(r"[\w.]+(?:Error|Exception|Interrupt)(?::|\s*$)")  # what follows a frame without source
 _QUOTED_CODE = re.compile(r"[`\"]([^`\"\n]{3,160}[=(@][^`\"\n]{1,160})[`\"]")
 _FEW_PARAMETERS = re.compile(
@@ -440,6 +441,7 @@ def _tensor(inner_text: str) -> str | None:
 def _innermost_code(lines: list[str]) -> str:
     """The innermost line of code shown, as the paste has it; lines around one that an arrow marks are not it."""
     is_marked = any(_ARROW.match(line) for line in lines)
+    sentence = ""
     for line in reversed(lines):
         if _PLUMBING.search(line):
             continue
@@ -448,8 +450,10 @@ def _innermost_code(lines: list[str]) -> str:
             return arrow.group("code").strip()
         is_another = _FRAME.search(line) or _RAISED.match(line) or (is_marked and _NUMBERED.match(line.strip()))
         if not is_another and re.search(r"[\w\]] ?= ?\S|\w\(.*[),]|\)$", line):
-            return _NUMBERED.sub("", line.strip())
-    return ""
+            if not _SENTENCE.search(line):
+                return _NUMBERED.sub("", line.strip())
+            sentence = sentence or _NUMBERED.sub("", line.strip())
+    return sentence
 
 
 def _line_of(phase: str | None, lines: list[str]) -> str:

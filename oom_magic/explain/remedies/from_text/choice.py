@@ -78,6 +78,8 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "told_metrics": ("reset_metrics",),
     "told_models_beside": ("unload_models",),
     "told_merging": ("merge_on_host",),
+    "told_idle_devices": ("use_all_devices",),
+    "told_split": ("smaller_first_share",),
     "paddle_share": ("paddle_more",),
     "scores_of_picture": ("smaller_image",),
     "parallel_slots": ("one_at_a_time",),
@@ -97,7 +99,7 @@ _OF_ANY_RUN = {
 # Evidence that determines the first change in any program.
 _IN_ANY_PROGRAM = {
     "mps_others", "above_block_limit", "offloaded_pinned", "parallel_slots", "told_models_beside", "paddle_share",
-    "told_merging", "told_collects", "replay_buffer",
+    "told_merging", "told_collects", "replay_buffer", "told_idle_devices", "told_split",
 }  # fmt: skip
 # What helps against each cause, the first step first. Keys of the catalogue (``remedy_<key>``).
 AGAINST: Mapping[Cause, tuple[str, ...]] = {
