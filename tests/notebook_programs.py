@@ -68,10 +68,21 @@ def weighted_losses() -> None:
     _differentiate(torch.clamp(scores, torch.zeros_like(weight), torch.ones_like(weight)).sum())
 
 
+def narrow_heads() -> None:
+    """Evaluation of heads of 4 and 12 numbers: one kernel where it reads as many at once, which depends on the type."""
+    for heads in (24, 8):
+        attention = nn.MultiheadAttention(96, heads, batch_first=True).to(CUDA).eval()
+        for dtype in (torch.float16, torch.float32):
+            x = torch.randn(16, 200, 96, device=CUDA, dtype=dtype)
+            with torch.inference_mode():
+                attention.to(dtype)(x, x, x, need_weights=False)
+
+
 NOTEBOOKS: dict[str, Callable[[], None]] = {
     "backward_under_autocast": backward_under_autocast(use_reentrant=False),
     "backward_under_autocast_reentrant": backward_under_autocast(use_reentrant=True),
     "written_by_index": written_by_index,
+    "narrow_heads": narrow_heads,
     "chosen_by_masks": chosen_by_masks,
     "weighted_losses": weighted_losses,
 }

@@ -332,9 +332,11 @@ def _grad(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _set_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """``tensor.data = other``, which a real GPU allows between host and device but meta tensors do not."""
+    """``tensor.data = other``, which a real GPU allows between host and device, and in inference mode, but meta tensors
+    do not."""
     tensor, other = args
-    if tensor.is_meta == other.is_meta:
+    is_as_before = not tensor.is_meta or tensor.is_inference() == other.is_inference()
+    if tensor.is_meta == other.is_meta and is_as_before:
         return func(tensor, other)
     view.gpu.check_written(tensor)
     grad = tensor.grad if tensor.is_leaf else None

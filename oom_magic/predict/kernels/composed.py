@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import Handler, Place, tensors_in
+from oom_magic.predict.operators.attention import Capability, choose_backend
 from oom_magic.predict.operators.calls import existing
 
 aten = torch.ops.aten
@@ -163,15 +165,17 @@ def _summed_product(left: torch.Tensor, right: torch.Tensor, summed: list[int]) 
 
 
 def _attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, width: int, heads: int, weight: torch.Tensor,
-    bias: torch.Tensor, out_weight: torch.Tensor, out_bias: torch.Tensor, mask: torch.Tensor | None = None,
-    need_weights: bool = True, average_attn_weights: bool = True, mask_type: int | None = None,
+    capability: Capability, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, width: int, heads: int,
+    weight: torch.Tensor, bias: torch.Tensor, out_weight: torch.Tensor, out_bias: torch.Tensor,
+    mask: torch.Tensor | None = None, need_weights: bool = True, average_attn_weights: bool = True,
+    mask_type: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """aten/src/ATen/native/transformers/cuda/attention.cu, ``native_multi_head_attention_cuda``."""
     batch, length = query.shape[:2]
     size = width // heads
-    is_fused = size % 8 == 0 and query.stride(-1) == 1  # which is asked before the projection
-    if query is key is value and is_fused and not need_weights and mask is None:
+    unprojected = query.view(batch, -1, heads, size).transpose(1, 2)  # of which the kernel is asked
+    backend = choose_backend(capability, unprojected, unprojected, unprojected, None, 0.0, False, False)
+    if query is key is value and backend != "math" and not need_weights and mask is None:
         packed = torch.nn.functional.linear(query, weight, bias)
         q, k, v = (part.view(batch, -1, heads, size).transpose(1, 2) for part in packed.chunk(3, -1))
         rows = aten.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, -1, width)
@@ -222,11 +226,11 @@ def _projected(inputs: tuple[torch.Tensor, ...], weights: tuple[torch.Tensor, ..
 
 
 def _encoder_layer(
-    src: torch.Tensor, width: int, heads: int, weight: torch.Tensor, bias: torch.Tensor, out_weight: torch.Tensor,
-    out_bias: torch.Tensor, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: torch.Tensor,
-    norm_bias_1: torch.Tensor, norm_weight_2: torch.Tensor, norm_bias_2: torch.Tensor, ffn_weight_1: torch.Tensor,
-    ffn_bias_1: torch.Tensor, ffn_weight_2: torch.Tensor, ffn_bias_2: torch.Tensor, mask: torch.Tensor | None = None,
-    mask_type: int | None = None,
+    capability: Capability, src: torch.Tensor, width: int, heads: int, weight: torch.Tensor, bias: torch.Tensor,
+    out_weight: torch.Tensor, out_bias: torch.Tensor, use_gelu: bool, norm_first: bool, eps: float,
+    norm_weight_1: torch.Tensor, norm_bias_1: torch.Tensor, norm_weight_2: torch.Tensor, norm_bias_2: torch.Tensor,
+    ffn_weight_1: torch.Tensor, ffn_bias_1: torch.Tensor, ffn_weight_2: torch.Tensor, ffn_bias_2: torch.Tensor,
+    mask: torch.Tensor | None = None, mask_type: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """aten/src/ATen/native/transformers/transformer.cpp, ``transformer_encoder_layer_forward``."""
 
@@ -235,7 +239,9 @@ def _encoder_layer(
 
     hidden = normed(src, norm_weight_1, norm_bias_1) if norm_first else src
     projections = weight, bias, out_weight, out_bias
-    hidden = _attention(hidden, hidden, hidden, width, heads, *projections, mask, False, mask_type=mask_type)[0]
+    hidden = _attention(
+        capability, hidden, hidden, hidden, width, heads, *projections, mask, False, mask_type=mask_type
+    )[0]
     hidden = hidden.add_(src)
     if not norm_first:
         hidden = normed(hidden, norm_weight_1, norm_bias_1)
@@ -356,6 +362,13 @@ def _handler(compose: Callable[..., Any]) -> Handler:
     return handle
 
 
+def _handler_for_card(compose: Callable[..., Any]) -> Handler:
+    def handle(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+        return _handler(partial(compose, gpu.card.capability))(gpu, func, args, kwargs)
+
+    return handle
+
+
 HANDLERS: dict[OpOverload, Handler] = existing({
     "multinomial": _handler(_multinomial),
     "masked_scatter_backward": _handler(_masked_scatter_backward),
@@ -377,6 +390,6 @@ HANDLERS: dict[OpOverload, Handler] = existing({
     "_fake_quantize_learnable_per_channel_affine": _handler(_learned_per_channel),
     "_fake_quantize_learnable_per_channel_affine_backward": _handler(_gradients_per_channel),
     "_fused_moving_avg_obs_fq_helper": _handler(_observed),
-    "_native_multi_head_attention": _handler(_attention),
-    "_transformer_encoder_layer_fwd": _handler(_encoder_layer),
+    "_native_multi_head_attention": _handler_for_card(_attention),
+    "_transformer_encoder_layer_fwd": _handler_for_card(_encoder_layer),
 })  # fmt: skip
