@@ -15,7 +15,7 @@ from oom_magic.explain.live.refinement import (
     without_fragmentation,
     without_held,
 )
-from oom_magic.explain.remedies.code import RELEASE, read_before_bound
+from oom_magic.explain.remedies.code import RELEASE, is_placed, read_before_bound
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.from_text.choice import AGAINST
 from oom_magic.explain.remedies.from_text.kind_of_run import style_of
@@ -99,7 +99,8 @@ def _released_first(remedy: Remedy, left: Collection[str], emptied: str) -> Reme
     if remedy.needed_bytes is None or remedy.language != "python" or not remedy.code:
         return remedy
     lines = [line for line in remedy.code.splitlines() if not line.startswith("%")]
-    is_of_cell = "fixed" in remedy.values  # a line in place of another, for the cell to be run as a whole
+    # a line in place of another, or behind it, for the cell to be run as a whole
+    is_of_cell = "fixed" in remedy.values or is_placed(remedy.code)
     read = () if is_of_cell else read_before_bound(ast.parse("\n".join(lines)))
     names = [name for name in left if name not in read]
     release = f"{RELEASE} --names {' '.join(names)}" if names else RELEASE

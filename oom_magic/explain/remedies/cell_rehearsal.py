@@ -16,7 +16,6 @@ from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.called import called_in
 from oom_magic.explain.live.growth import Growth
 from oom_magic.explain.live.mending import is_in, mended
-from oom_magic.explain.remedies.code import IN_A_LOOP, lacks_names
 from oom_magic.explain.remedies.own_code.dtype import in_single_precision, single_precision
 from oom_magic.explain.remedies.own_code.loops import frozen_without_gradients, own_arguments
 from oom_magic.explain.remedies.own_code.models import MadeInside, own_names
@@ -356,7 +355,7 @@ class CellRehearsal:
                 return in_single_precision(self._tree, self._names) or None
             own = self._writer.rewritten(lambda code, seen: own_code(code, seen, key, values))
             own = "" if key == "mixed_precision" and self.keeps_no_graph else own or self._writer.placed(key, values)
-            return own or ("" if key in IN_A_LOOP or lacks_names(key, self.names) else None)
+            return own or self._writer.beside(key, values, self.names)
         parameter = self.parameters.get(what)
         if parameter is None:
             return ""

@@ -295,6 +295,7 @@ _NAMES = {
     "sizes": "HALF, TWICE: half and twice the current values",
 }  # fmt: skip
 _PARTS = ("layers", "language_model", "recomputed")  # of a model
+_PLACE = "after the line that makes"
 _CHECKPOINTS = ("checkpoint", "checkpoint_sequential")
 _SCALER = "; scale it with torch.amp.GradScaler"
 
@@ -346,9 +347,28 @@ def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]
         checkpoints=", ".join(one for one in _CHECKPOINTS if f"{one}," in names["recomputed"]),
     )
     if "made" in names and _is_of_model(template):
-        place = f"in {names['function']}, " if names["function"] else ""
-        filled = f"# {place}after the line that makes {names['made']}:\n{filled}"
+        filled = placed_after(names["made"], filled, names["function"])
     return filled, "python"
+
+
+def placed_after(made: str, code: str, function: str = "") -> str:
+    """Code that belongs behind the line, of a function or the cell, that makes something, as it is told."""
+    return f"# {f'in {function}, ' if function else ''}{_PLACE} {made}:\n{code}"
+
+
+def is_placed(code: str) -> bool:
+    """Whether some of the code is told to belong behind another line."""
+    return any(line.startswith("# ") and _PLACE in line for line in code.splitlines())
+
+
+def rebinds_model(key: str) -> bool:
+    """Whether the code for a remedy makes another model of the one that there is."""
+    return "\n{model} = " in f"\n{_PLAIN.get(key, '')}"
+
+
+def bound_in(tree: ast.AST) -> set[str]:
+    """The names that code binds."""
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 def read_before_bound(tree: ast.Module) -> set[str]:

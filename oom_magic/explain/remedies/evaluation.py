@@ -9,6 +9,7 @@ from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
+from oom_magic.explain.remedies.code import is_placed
 from oom_magic.explain.remedies.combining import likely_combinations
 from oom_magic.explain.remedies.fitting_sizes import divisors, largest_fitting, parts
 from oom_magic.explain.remedies.rehearsal import (
@@ -260,7 +261,8 @@ class RemedyEvaluator:
             return remedy
         note = Evidence("reason_after_release", {"names": self._released.values["names"]})
         is_code = remedy.code and remedy.language == self._released.language
-        code = f"{self._released.code}\n{remedy.code}" if is_code else remedy.code
+        gap = "\n\n" if is_placed(remedy.code) else "\n"
+        code = f"{self._released.code}{gap}{remedy.code}" if is_code else remedy.code
         return replace(remedy, note=note, code=code)
 
     def _with_segments(self) -> Iterator[Remedy]:

@@ -24,7 +24,7 @@ OPTIMIZERS = {
     "sgd": "torch.optim.SGD",
     "offload_optimizer": "CPUOffloadOptimizer",
 }
-_IMPORTS = {
+IMPORTS = {
     "optimizer_8bit": "import bitsandbytes as bnb\n",
     "offload_optimizer": "from torchao.optim import CPUOffloadOptimizer   # pip install torchao\n",
 }
@@ -106,7 +106,7 @@ def with_optimizer(tree: Code, key: str) -> str:
         arguments = ", ".join([ast.unparse(call.args[0]), *options])
         target = " = ".join(map(ast.unparse, node.targets))
         lines.append(f"{target} = {OPTIMIZERS[key] or ast.unparse(call.func)}({arguments})")
-    return _IMPORTS.get(key, "") + "\n".join(lines) if lines else ""
+    return IMPORTS.get(key, "") + "\n".join(lines) if lines else ""
 
 
 def backwards(block: list[ast.stmt]) -> Iterator[ast.Expr]:

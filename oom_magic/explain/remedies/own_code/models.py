@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from types import CodeType, FrameType
 from typing import Any
@@ -26,7 +26,7 @@ def own_names(tree: ast.Module, names: Mapping[str, Any]) -> Mapping[str, str]:
     several GPUs has inside, and the ``layers`` that it repeats; all of them tell how their parts are ``recomputed``.
     """
     used = dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
-    found = {name: one for each in used for name, one in _models_of(each, names.get(each)).items()}
+    found = {name: one for each in used for name, one in held_by(each, names.get(each), is_module)}
     called = {id(found[name]): name for name in sorted(found, key=lambda one: "." not in one)}  # by a name of its own
     models = {name: found[name] for name in found if name in called.values()}
     models = {name: one for name, one in models.items() if any(True for _ in one.parameters())}
@@ -35,15 +35,17 @@ def own_names(tree: ast.Module, names: Mapping[str, Any]) -> Mapping[str, str]:
     return {**_of_models(models), **_of_the_load(tree)}
 
 
-def _models_of(name: str, value: Any) -> dict[str, Any]:
-    """A model itself, or those that an object of the user's own class has as attributes."""
-    if is_module(value):
-        return {name: value}
+def held_by(name: str, value: Any, is_wanted: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    """What is wanted, with its path: a variable's value itself, or what an object of the user's own class has as
+    attributes."""
+    if is_wanted(value):
+        yield name, value
+        return
     home = sys.modules.get(type(value).__module__)
     is_own = home is not None and not inspect.ismodule(value) and not inspect.isroutine(value)
-    if not is_own or not is_users_file(getattr(home, "__file__", None) or "<stdin>"):
-        return {}
-    return {f"{name}.{part}": one for part, one in getattr(value, "__dict__", {}).items() if is_module(one)}
+    if is_own and is_users_file(getattr(home, "__file__", None) or "<stdin>"):
+        own = list(getattr(value, "__dict__", {}).items())
+        yield from ((f"{name}.{part}", one) for part, one in own if is_wanted(one))
 
 
 class MadeInside:

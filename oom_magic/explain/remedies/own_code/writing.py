@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.live.called import called_in
+from oom_magic.explain.remedies.code import IN_A_LOOP, bound_in, code_for, lacks_names, placed_after, rebinds_model
 from oom_magic.explain.remedies.own_code.accumulation import accumulating
 from oom_magic.explain.remedies.own_code.autocast import under_autocast
 from oom_magic.explain.remedies.own_code.loops import (
@@ -24,12 +25,15 @@ from oom_magic.explain.remedies.own_code.loops import (
     with_outputs_dropped,
     without_gradients,
 )
+from oom_magic.explain.remedies.own_code.optimizers import optimizer_of_adapters, with_optimizer_exchanged
 from oom_magic.explain.remedies.own_code.parts import given_rows, in_parts, with_edges_drawn
 from oom_magic.explain.remedies.own_code.placement import own_placement, with_gradient_sync_set
 from oom_magic.user_code import is_cell
 
 if TYPE_CHECKING:
     from oom_magic.explain.remedies.size_parameters import SizeParameter
+
+_ADAPTERS = ("lora", "qlora")
 
 
 def own_code(tree: Code, names: Mapping[str, Any], key: str, values: Mapping[str, Any]) -> str:
@@ -73,6 +77,24 @@ class CodeWriter:
         return self.rewritten(
             lambda code, _: in_parts(code, rows if isinstance(code, ast.Module) else sorted(given), after, number)
         )
+
+    def beside(self, key: str, values: Mapping[str, Any], names: Mapping[str, str]) -> str | None:
+        """The code of a remedy that is not written into the user's statements, with the model of ``names``; None where
+        its template applies, "" where nothing does."""
+        if key in OPTIMIZERS:
+            return with_optimizer_exchanged(self._tree, self._names, key, names.get("model", ""))
+        if key in IN_A_LOOP or lacks_names(key, names):
+            return ""
+        model = names.get("model", "")
+        more = optimizer_of_adapters(self._tree, self._names, model) if key in _ADAPTERS and model else ""
+        if more is None:
+            return ""
+        root = model.partition(".")[0]
+        is_made_here = root in bound_in(self._tree)
+        if not rebinds_model(key) or not (is_made_here or more):
+            return None
+        code = "\n".join(filter(None, (code_for(key, "plain", {**names, **values})[0], more)))
+        return placed_after(root, code) if is_made_here else code
 
     def placed(self, key: str, values: Mapping[str, Any]) -> str:
         """The statements that spread the model over processes, of the cell or a function that it runs, changed."""

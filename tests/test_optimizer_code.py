@@ -1,0 +1,83 @@
+"""An optimizer, or adapters, for a model and an optimizer that are there: code that does what was priced."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import pytest
+import torch
+
+from oom_magic.explain.remedies.code import is_placed, placed_after
+from oom_magic.explain.remedies.own_code.optimizers import optimizer_of_adapters, with_optimizer_exchanged
+from oom_magic.explain.remedies.own_code.writing import CodeWriter
+
+
+class Fitter:
+    """A class of the user's that has a model and makes its optimizer."""
+
+    def __init__(self, net: torch.nn.Module) -> None:
+        self.net = net
+        self.opt = torch.optim.AdamW(net.parameters(), lr=3e-4, weight_decay=0.1)
+
+
+def seen() -> dict[str, Any]:
+    net = torch.nn.Linear(4, 4)
+    return {"torch": torch, "net": net, "opt": torch.optim.Adam(net.parameters(), lr=1e-4), "fitter": Fitter(net)}
+
+
+@pytest.mark.parametrize(
+    ("cell", "key", "model", "shown"),
+    [
+        ("train(net, opt)", "sgd", "net", "opt = torch.optim.SGD(net.parameters(), lr=0.0001)"),
+        ("train(net, opt)", "foreach", "net", 'for group in opt.param_groups:\n    group["foreach"] = False'),
+        (
+            "net, opt = build()\ntrain(net, opt)",
+            "adafactor",
+            "net",
+            "# after the line that makes opt:\nopt = torch.optim.Adafactor(net.parameters(), lr=0.0001)",
+        ),
+        (
+            "fitter.fit()",
+            "adafactor",
+            "fitter.net",
+            "fitter.opt = torch.optim.Adafactor(fitter.net.parameters(), lr=0.0003, weight_decay=0.1)",
+        ),
+        ("fitter.fit(opt)", "sgd", "net", ""),  # one of two
+        ("train()", "sgd", "", ""),
+    ],
+)
+def test_the_optimizer_that_is_there_is_set_anew(cell: str, key: str, model: str, shown: str) -> None:
+    assert with_optimizer_exchanged(ast.parse(cell), seen(), key, model) == shown
+
+
+def test_an_optimizer_with_a_scheduler_or_other_weights_is_not_set_anew() -> None:
+    names = seen()
+    names["schedule"] = torch.optim.lr_scheduler.StepLR(names["opt"], 1)
+    assert with_optimizer_exchanged(ast.parse("train(net, opt)"), names, "sgd", "net") == ""
+    names = {**seen(), "other": torch.nn.Linear(4, 4)}
+    assert with_optimizer_exchanged(ast.parse("train(other, opt)"), names, "sgd", "other") == ""
+
+
+@pytest.mark.parametrize(
+    ("cell", "shown"),
+    [
+        (
+            "train(net, opt)",
+            "opt = torch.optim.Adam([one for one in net.parameters() if one.requires_grad], lr=0.0001)",
+        ),
+        ("net = make()\nopt = torch.optim.Adam(net.parameters())\ntrain(net, opt)", ""),  # behind the adapters
+        ("train(net)", ""),  # it makes one
+        ("train(net, opt, fitter)", ""),
+    ],
+)
+def test_adapters_are_trained(cell: str, shown: str) -> None:
+    assert optimizer_of_adapters(ast.parse(cell), seen(), "net") == shown
+
+
+def test_code_for_a_model_that_the_cell_makes_tells_its_place() -> None:
+    values = {"rank": 8, "targets": ["q"]}
+    tree, names = ast.parse("fitter = Fitter(make())\nfitter.fit()"), seen()
+    code = CodeWriter(tree, names, []).beside("lora", values, {"model": "fitter.net"})
+    assert code is not None and code.startswith(placed_after("fitter", "from peft"))
+    assert code.endswith("lr=0.0003, weight_decay=0.1)") and is_placed(f"del old\n%oom_free\n\n{code}")
