@@ -111,3 +111,8 @@ def test_a_model_with_gradients_gets_another_type_on_the_host() -> None:
 
     om.dry_run(run)
     assert model.weight.dtype == torch.float32 and model.weight.grad is not None
+
+
+def test_what_torchscript_would_fuse_is_said() -> None:
+    report = om.dry_run(lambda: train(scripted(), torch.optim.SGD([torch.zeros(1)]), torch.float32), gpu="RTX 3060")
+    assert any(one.text.startswith("torch.jit.script:") for one in report.assumptions)

@@ -82,7 +82,7 @@ def torch_patches(cards: Cards, view: DeviceView, assume: Callable[[str], None])
         (torch.autograd, {"_engine_run_backward": run_backward}),
         (torch.nn.functional, attention_in_transforms(gpu.is_on_gpu, gpu.card.capability)),
         *nested_attention_followed(gpu.card.capability, autocast),
-        (torch.jit, {"script": scripted_as_written(torch.jit.script)}),
+        (torch.jit, {"script": scripted_as_written(torch.jit.script, assume)}),
         (torch.jit.ScriptModule, {"_apply": moved_in_script(torch.jit.ScriptModule._apply)}),
         (torch.UntypedStorage, storages_followed(gpu)),
         (torch._tensor_str, shown_without_values(view)),

@@ -162,11 +162,17 @@ def _compiled_code_as_written(note: Callable[..., None]) -> Iterator[None]:
         yield
 
 
-def scripted_as_written(usual: Callable[..., Any]) -> Callable[..., Any]:
+def scripted_as_written(usual: Callable[..., Any], assume: Callable[[str], None]) -> Callable[..., Any]:
     """In place of ``torch.jit.script``: code runs as it was written, except that of a library being imported."""
 
     def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
         if not _is_import(sys._getframe(1)):
+            assume(
+                _(
+                    "torch.jit.script: the code is followed as it is written; from the second call on PyTorch runs"
+                    " TorchScript's fused kernels and derivatives, which can take more or less"
+                )
+            )
             return obj
         if isinstance(obj, type):  # its names are looked up in the caller's frame, two frames above this one
             kwargs.setdefault("_rcb", createResolutionCallbackFromFrame(2))
