@@ -113,7 +113,7 @@ from oom_magic.explain.explainer import explain
         pytest.param(
             "The program does not respect gpu_split with my 4 GPUs: it fills the first GPU and OOMs. None of the other 3 GPUs gets"
             " anything. I only load the model.",
-            [r"not\s+divided", r"one\s+device\s+gets\s+everything"], [], id="devices that stay idle",
+            [r"not\s+divided", r"divided\s+among\s+all"], [], id="devices that stay idle",
         ),
         pytest.param(
             "I read on the internet and it seems that reducing the batch size might resolve this issue.\n"
@@ -131,6 +131,30 @@ from oom_magic.explain.explainer import explain
             "vllm serve Qwen/Qwen3-14B\nLoading model weights took 27.5376 GB\n"
             "Available KV cache memory: -0.87 GiB\nthen it crashes, not enough memory",
             [r"nothing\s+for\s+its\s+KV\s+cache"], ["trial run"], id="less than nothing is left",
+        ),
+        pytest.param(
+            "vllm-mlx grows wired/Metal memory over time and aborts with kIOGPUCommandBufferCallbackErrorOutOfMemory",
+            [r"no longer\s+needed"], ["gpu-memory-utilization", "torch.mps"], id="a program named after another",
+        ),
+        pytest.param(
+            "GPU memory keeps growing with the requests, and for another model Triton raises a CUDA_OUT_OF_MEMORY error",
+            [], ["directly from the CUDA driver"], id="the name of an error only",
+        ),
+        pytest.param(
+            "I run tritonserver without GPU. After I stop sending requests, the memory is not released", ["RAM"],
+            ["nvidia-smi", "KV cache"], id="no device at all",
+        ),
+        pytest.param(
+            "I quantize my fine-tuned Qwen2-VL model with AWQ. With more than 8 samples it throws OOM", [], ["forward pass saves"],
+            id="what was trained once",
+        ),
+        pytest.param(
+            "CUDA out of memory: I can't run the 65B model in int8 with 4 x RTX A5000 (24GB)", [r"less\s+than\s+4"],
+            ["smaller model"], id="a model for several cards",
+        ),
+        pytest.param(
+            "It needs A100, 2x3090, 2x4090, A40 or A6000. With a 3060 the 13B model OOMs", [], ["80.00 GiB", "48.00 GiB"],
+            id="cards to choose from",
         ),
     ],
 )  # fmt: skip

@@ -17,7 +17,7 @@ from oom_magic.explain.messages.normalization import without_repeats
 from oom_magic.explain.sentences.evidence import EVIDENCE
 
 # What these say of the text is in their values, or follows from frames.
-_BY_VALUES = {"weights_named", "weights_fill_card", "weights_above_ram", "quoted_tensor"}
+_BY_VALUES = {"weights_named", "weights_fill_card", "weights_fill_one_card", "weights_above_ram", "quoted_tensor"}
 _OF_THE_TEXT = re.compile(r"\b(?:The text (?!: )\w+|The model in the text)")
 
 

@@ -77,7 +77,8 @@ def shows_pytorch(failure: Failure | None, told: frozenset[str], frameworks: Col
 
 def check_for(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
     """The one check that would settle a cause here."""
-    backend = None if failure is None else failure.backend
+    backend = "cpu" if "has_no_gpu" in clues.run.told else None
+    backend = failure.backend if failure is not None and failure.backend is not None else backend
     if cause is Cause.OTHER_PROCESS and "models_beside" in clues.run.told:
         return Evidence("check_models_beside")
     if cause is Cause.OTHER_PROCESS:

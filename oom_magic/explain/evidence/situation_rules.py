@@ -100,6 +100,8 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
         or (failure is not None and failure.backend == "cpu")
     ):
         return True
+    if "has_no_gpu" in told and not is_quoted:
+        return True
     if "speaks_of_gpu" in told:
         return False
     if "computes_on_host" in told and not (failure is not None and failure.backend not in (None, "cpu")):
@@ -235,7 +237,10 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
             yield Support(Cause.WEIGHTS_TOO_BIG, weight, Evidence("weights_named", {"weights_bytes": weights}))
         return
     values = {"weights_bytes": weights, "total_bytes": card}
-    if weights > card * _MOST_OF_A_CARD:
+    if card * _MOST_OF_A_CARD < weights < card * clues.num_cards * _MOST_OF_A_CARD and not _trains(clues):
+        values["count"] = clues.num_cards
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.35, Evidence("weights_fill_one_card", values))
+    elif weights > card * _MOST_OF_A_CARD:
         is_split = "many_ranks" in told and not _trains(clues)  # as inference does over several cards
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.25 if is_split else 0.6, Evidence("weights_fill_card", values))
     elif are_light(failure, clues):

@@ -357,7 +357,7 @@ _WORD_ROWS: tuple[tuple[str, str | None, bool, str], ...] = (
     ("host_allocation", "cpu", False, r"\bmemory allocation of (?P<requested_bytes>\d{1,22}) bytes failed"),
     ("host_allocation", "cpu", True, r"\b(?:system\.)?out_?of_?memory_?exception\b"),
     ("bad_alloc", "cpu", True, r"\bbad allocation\b(?! ?:)"),
-    ("cuda_driver_call", "cuda", True, r"\bcuda_out_of_memory\b"),
+    ("class_only", "cuda", True, r"\bcuda_out_of_memory\b"),
     ("tensorflow", "tensorflow", True, r"\bResourceExhaustedError\b"),
 )
 

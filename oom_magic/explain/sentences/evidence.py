@@ -203,6 +203,10 @@ EVIDENCE: Sentences = {
     "told_no_grad": "Without torch.no_grad(), inference keeps what a backward pass would need.",
     "told_embeddings": "A table of embeddings is part of the weights, and Adam takes three more copies of it.",
     "told_generation": "A server that generates beside the training reserves its share of a device when it starts.",
+    "weights_fill_one_card": (
+        "The model in the text takes {weights_bytes} for its weights: more than one card of {total_bytes} has room for,"
+        " less than {count}."
+    ),
     "weights_fill_card": ("The model in the text takes {weights_bytes} for its weights; the card has {total_bytes}."),
     "trained_fill_card": (
         "{count} parameters are trained: with gradients and Adam's state, all in 32 bits, they take {state_bytes}; the"

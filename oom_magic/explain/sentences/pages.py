@@ -112,8 +112,8 @@ PAGE_CATALOGUE: Sentences = {
     ),
     "advice_saving": "Copy the state to host memory before it is stored or saved: {code}",
     "advice_leak_or_retained_reference": (
-        "Keep numbers, not tensors: loss.item() or .detach() for what is collected over steps; del what is no"
-        " longer needed."
+        "Find what is kept from one step or request to the next, and release it; of what is collected, keep numbers"
+        " instead of tensors."
     ),
     "advice_memory_fraction_limit": (
         "Raise the limit (set_per_process_memory_fraction, gpu_memory_utilization), or use less memory below it."

@@ -192,8 +192,8 @@ REMEDIES: Sentences = {
         " model."
     ),
     "remedy_use_all_devices": (
-        "Find out why one device gets everything: the setting that divides the model (a split, device_map) is not set,"
-        " or has no effect with this model or version."
+        "See whether the model is divided among all devices: the setting for that (a split, device_map) may not be set,"
+        " or have no effect with this model or version."
     ),
     "remedy_smaller_first_share": "Give the device that fills first a smaller part of the split, so that room is left.",
     "remedy_tensor_parallel": "Spread the model over several devices.",

@@ -165,6 +165,9 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"tensor[-_ ]parallel|zero[-_ ]?(?:stage[-_ ]?)?3|stage3|\bfsdp\b|device_map\W{1,4}auto"
         r"|pipeline[-_ ]parallel|\btp[-_=]|(?<!\w)-{1,2}tp[ =]{1,3}(?:[2-9]|\d\d)\b",
     ),
+    "has_no_gpu": said_as(
+        r"\b(?:without|no) (?:a |any )?gpus?\b(?![- ](?:memory|ram|oom|error|issue|problem|process))"
+    ),
     "speaks_of_memory": said_as(r"(?<![a-z])(?:memory|vram|oom)(?![a-z])|[显内]存"),
     "converses": said_as(
         r"multi-?(?:turn|round)", r"(?:conversation|chat|dialog\w*)(?:'s)? (?:history|context|goes on|continues"
@@ -188,7 +191,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "trains": said_as(
         r"(?<!pre-)(?<!pre )(?<!not even )(?<!not )(?<!model i have )(?<!model i )(?<!model we )\btrain(?:ing|er"
         r"|ed|s|_\w+)?\b(?![- ]free| and inference)"
-        r"(?<!trained(?= model))(?<!trained(?= weights))(?<!trained(?= network))", r"\bfine[- ]?tun",
+        r"(?<!trained(?= model))(?<!trained(?= weights))(?<!trained(?= network))",
+        r"\bfine[- ]?tun(?!ed (?:[\w.-]+ ){0,2}(?:models?|weights|checkpoints?|version)\b)",
         r"\btrain\w*\.(?:py|sh)", r"(?<!-)\bepochs?\b", r"(?<![-_])\b(?:grpo|rlhf|dpo|reinforce\+\+)\b",
         r"\.backward\(", r"dreambooth|(?:mak|creat|train)\w*\s(?:\w+\s){0,3}loras?\b",
         r"训练|訓練|微调|学習|학습|훈련|обуч(?:а|ен)|\b(?:entrena|entra[iî]n|treina|treino|trainier)\w*",

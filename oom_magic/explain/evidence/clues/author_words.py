@@ -43,6 +43,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         rf"(?:increas|grow|accumulat|climb|leak|ris)ing\b[^.\n]{{0,30}}(?<!out of )(?<!out-of-)\b(?:gpu[- ]?)?"
         rf"{_MEMORY}\b"
         r"(?! ?(?:limit|fraction|size|request))",
+        rf"\b(?:{_RISES}) (?:\S+ ){{1,3}}(?:memory|vram|ram)(?: usage)? over time\b",
         r"\b(?:memory|gpu|vram|ram)[- ]?leak", r"leak\w* (?:of |in |on )?(?:the )?(?:gpu|cuda|vram)\b",
         r"\b(?:tak|us|consum|eat)(?:es|ing|e) more and more (?:gpu |v?ram )?(?:memory|vram|ram)\b",
         r"leak(?:s|ing)? (?:of )?(?:gpu )?memory", r"accumulates? memory", r"keep increasing until",

@@ -254,13 +254,17 @@ _IN_USE = re.compile(
 _KNOWN_CARDS = {
     "1050": 4, "1650": 4, "1060": 6, "1660": 6, "2060": 6, "1070": 8, "1080": 8, "2070": 8, "2080": 8, "3050": 8,
     "3070": 8, "4060": 8, "1080ti": 11, "2080ti": 11, "3080": 10, "3060": 12, "4070": 12, "titanx": 12, "4080": 16,
-    "t4": 16, "p100": 16, "v100": 32, "3090": 24, "4090": 24, "a10": 24, "l4": 24, "5090": 32, "a6000": 48, "l40": 48,
-    "l40s": 48, "a100": 80, "a800": 80, "h100": 80, "h800": 80, "h200": 141, "b200": 180,
+    "t4": 16, "p100": 16, "v100": 32, "3090": 24, "4090": 24, "a10": 24, "l4": 24, "5090": 32, "a40": 48, "a6000": 48,
+    "l40": 48, "l40s": 48, "a100": 80, "a800": 80, "h100": 80, "h800": 80, "h200": 141, "b200": 180,
 }  # fmt: skip
-_CARD_NAME = re.compile(r"(?<![\w.])(?:(?:rtx|gtx|geforce|nvidia|tesla|quadro) ?)?((?:[1-5]0[5-9]0"
-    r"|16[56]0) ?(?:ti)?|titan ?x"
-                        r"|t4|p100|v100|a10|a100|a800|a6000|l4|l40s?|[hb][12]00|h800)(?![\w.])",
-                        re.I | re.A)  # fmt: skip
+_NAME_OF_A_CARD = (
+    r"(?:(?:rtx|gtx|geforce|nvidia|tesla|quadro) ?)?(?P<name{}>(?:[1-5]0[5-9]0|16[56]0) ?(?:ti)?|titan ?x"
+    r"|t4|p100|v100|a10|a40|a100|a800|a6000|l4|l40s?|[hb][12]00|h800)(?![\w.])"
+)
+_CARD_NAME = re.compile(r"(?<![\w.])" + _NAME_OF_A_CARD.format(""), re.I | re.A)
+_CHOICE_OF_CARDS = re.compile(  # what a program needs, not what there is
+    rf"{_NAME_OF_A_CARD.format(1)}(?:\s?[,/]\s?(?:\d ?x ?)?{_NAME_OF_A_CARD.format(2)}){{2,8}}", re.I | re.A
+)
 
 
 def card_bytes(text: str) -> int | None:
@@ -269,9 +273,24 @@ def card_bytes(text: str) -> int | None:
     if match:
         size = int(match.group(1) or match.group(2) or match.group(3))
         return size * GIB if size >= 2 else None
-    name = _CARD_NAME.search(text)
+    name = _CARD_NAME.search(_CHOICE_OF_CARDS.sub("", text))
     size_of = _KNOWN_CARDS.get(name.group(1).lower().replace(" ", "")) if name else None
     return None if size_of is None else size_of * GIB
+
+
+_SEVERAL = re.compile(
+    r"(?<![\w.])(\d{1,2}) ?[x\u00d7*] ?(?:gpus?\b|nvidia|geforce|rtx|tesla|quadro|[avhlb]\d{2,4}\b|[2-5]0\d0)"
+    r"|\b(\d|two|three|four|eight) (?:[\w-]{1,12} ){0,2}(?:gpus|cards|[2-5]0\d0s?|[avhl]\d{2,4}s?)\b",
+    re.I | re.A,
+)
+_IN_LETTERS = {"two": 2, "three": 3, "four": 4, "eight": 8}
+
+
+def num_cards(text: str) -> int:
+    """How many GPUs the text says there are; 1 where it says nothing of several."""
+    match = _SEVERAL.search(text)
+    word = "1" if match is None else (match.group(1) or match.group(2)).lower()
+    return max(1, _IN_LETTERS.get(word) or int(word))
 
 
 def _is_in_use(match: re.Match[str]) -> bool:

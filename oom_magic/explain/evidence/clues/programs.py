@@ -114,7 +114,7 @@ _DIFFUSION_STAGES = (
 PROGRAMS: tuple[Program, ...] = (
     Program(
         "vllm", "vLLM",
-        re.compile(r"\bvllm\b(?![-_]omni)|EngineCore|LLMEngine|llm_engine\.py|VllmWorker|gpu[_-]memory[_-]utilization"
+        re.compile(r"\bvllm\b(?![-_](?:omni|mlx))|EngineCore|LLMEngine|llm_engine\.py|VllmWorker|gpu[_-]memory[_-]utilization"
                    r"|BentoVLLM|cumem_allocator|RayWorkerWrapper|ray_distributed_executor"
                    r"|(?:ERROR|INFO|WARNING) \d\d-\d\d \d\d:\d\d:\d\d \[?\w+\.py:\d+\]", re.I | re.A),
         (
@@ -272,7 +272,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "server", "an inference server",
         re.compile(r"\bserve --model|\bserve \S+/\S+|launch_server|api_server|kv[-_](?:reserve|cache)[-_]\w+"
-                   r"|bentoml serve|tritonserver|\bopenllm\b"
+                   r"|bentoml serve|\bopenllm\b"
                    r"|\bxinference\b|\bfastchat\.serve", re.I | re.A),
         (_stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.6, _OF_LOADING),),
         remedies=("server_share", "shorter_context", *_OF_LOADING),

@@ -16,6 +16,7 @@ from oom_magic.explain.evidence.clues.magnitudes import (
     array_bytes,
     card_bytes,
     large_inputs,
+    num_cards,
     num_trained,
     ram_bytes,
     weights_bytes,
@@ -240,6 +241,7 @@ class Clues:
     inputs: tuple[Magnitude, ...] = ()
     weights_bytes: int | None = None
     num_trained: int | None = None
+    num_cards: int = 1
     trains_few: bool = False
     is_tiny: bool = False
     has_prose: bool = False
@@ -294,6 +296,7 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         inputs=large_inputs(head),
         weights_bytes=weights_bytes(head, is_quantizing=program is not None and program.program.key == "quantizing"),
         num_trained=num_trained(head),
+        num_cards=num_cards(head),
         trains_few=bool(_FEW_PARAMETERS.search(head)),
         full_devices=_full_device(head),
         story=story_in(head),

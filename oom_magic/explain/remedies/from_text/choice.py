@@ -78,6 +78,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "told_metrics": ("reset_metrics",),
     "told_models_beside": ("unload_models",),
     "told_merging": ("merge_on_host",),
+    "weights_fill_one_card": ("use_all_devices",),
     "told_idle_devices": ("use_all_devices",),
     "told_split": ("smaller_first_share",),
     "paddle_share": ("paddle_more",),
@@ -99,7 +100,8 @@ _OF_ANY_RUN = {
 # Evidence that determines the first change in any program.
 _IN_ANY_PROGRAM = {
     "mps_others", "above_block_limit", "offloaded_pinned", "parallel_slots", "told_models_beside", "paddle_share",
-    "told_merging", "told_collects", "replay_buffer", "told_idle_devices", "told_split",
+    "told_merging", "told_collects", "replay_buffer", "weights_fill_one_card",
+    "told_idle_devices", "told_split",
 }  # fmt: skip
 # What helps against each cause, the first step first. Keys of the catalogue (``remedy_<key>``).
 AGAINST: Mapping[Cause, tuple[str, ...]] = {
@@ -313,6 +315,8 @@ def _acting(program: Program, cause: Cause) -> tuple[str, ...]:
     own = tuple(key for key in program.remedies if cause in _ACTS_ON.get(key, ()))
     if cause is Cause.OTHER_PROCESS:
         return (*_IN_ANY[cause], *own)
+    if cause is Cause.LEAK_OR_RETAINED_REFERENCE and not program.trains:
+        return (*own, *_IN_ANY[cause])
     return own or _IN_ANY.get(cause, AGAINST_IN_ANY_RUN.get(cause, ()))
 
 
