@@ -271,8 +271,8 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
     head = without_repeats(_context(cleaned, failure_start))
     raw = without_repeats(_raw_context(text))
     program = find_program(_ASIDE.sub("", raw), all_text, message_format)
-    is_of_failure = frames or _is_quoted(failure_start, message_format)  # code in a story is not what failed
-    phase = _phase_in(lines, program) if is_of_failure else None
+    # code in a story is not what failed
+    phase = _phase_in(lines, program) if frames or _is_quoted(failure_start, message_format) else None
     accelerator = named_accelerator(head)
     return Clues(
         phase=phase,
@@ -280,7 +280,7 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         code=_line_of(phase, innermost) if lines and not frames else _innermost_code(innermost),
         frames=frames,
         is_training=bool(_TRAINING.search(all_text)),
-        faults=faults_in(raw) or (() if raw == head else faults_in(head)),
+        faults=faults_in(raw) or faults_in(head),
         run=_run_of(head, lines),
         program=program,
         trace=all_text,
