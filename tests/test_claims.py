@@ -156,6 +156,23 @@ from oom_magic.explain.explainer import explain
             "It needs A100, 2x3090, 2x4090, A40 or A6000. With a 3060 the 13B model OOMs", [], ["80.00 GiB", "48.00 GiB"],
             id="cards to choose from",
         ),
+        pytest.param(
+            'the program crashes due to "OSError: [Errno 12] Cannot allocate memory" after the first evaluation, the validation'
+            " process doesn't release the memory", ["errno 12"], ["another process"], id="no process is started",
+        ),
+        pytest.param(
+            'File "ema.py", line 69, in store\n    self.collected_params = [param.clone() for param in parameters]\n'
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 16.00 MiB", [r"copy\s+of\s+the\s+weights"],
+            ["working memory"], id="a copy of the weights",
+        ),
+        pytest.param(
+            "我使用 4 张 24G 显存的 3090，加载 InternVL2-26B，0卡总是显存溢出，其余卡显存占用极少", [r"not\s+divided"],
+            ["KV cache"], id="idle cards in Chinese",
+        ),
+        pytest.param(
+            "The training is OK but when I do evaluation it reports out of memory. I decrease bs16 -> bs8, still out of memory",
+            [r"those\s+of\s+training"], ["fewer"], id="a batch and its number in one word",
+        ),
     ],
 )  # fmt: skip
 def test_a_claim_has_its_evidence_in_the_text(text, said, not_said):

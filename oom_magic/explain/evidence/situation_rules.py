@@ -278,7 +278,8 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
     """Loading, saving, evaluating: by the author's words, where no frame shows it."""
     told = clues.run.told
     if "leaves_devices_idle" in told and "many_ranks" in told and not _trains(clues):
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("told_idle_devices"))
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.6, Evidence("told_idle_devices"))
+        yield Support(Cause.ACTIVATIONS, -0.3)
     elif "gives_split" in told and "many_ranks" in told and not _trains(clues):
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.3, Evidence("told_split"))
     if clues.frames and clues.phase is not None:

@@ -43,6 +43,9 @@ _OF_DATA = ("rapids", "thrust", "cupy", "numba")
 _CHECKPOINT_LOAD = re.compile(
     r"_cuda_deserialize|restore_location|persistent_load|\b(?:torch|th)\.load\(|load_from_checkpoint|load_checkpoint\("
 )
+_COPIES_WEIGHTS = re.compile(
+    r"\.clone\(\)[^\n]{0,20} for \w+ in (?:self\.)?\w*param|\bdeepcopy\((?:self\.)?\w*(?:model|net|policy|actor)\w*\)"
+)
 _SERVING = ("vllm", "sglang", "server")
 _LARGE_OF_A_SERVER = 0.2
 _OF_LATENTS = {"of_latents", "diffuses", "makes_pictures"}
@@ -360,6 +363,9 @@ def _checkpoint(clues: Clues) -> Iterator[Support]:
     """A checkpoint is loaded to where it was saved: every rank puts it on GPU 0, beside the model."""
     told = clues.run.told
     loads = bool(_CHECKPOINT_LOAD.search(clues.trace))
+    if _COPIES_WEIGHTS.search(clues.code):
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.7, Evidence("code_copies_weights"))
+        yield Support(Cause.ACTIVATIONS, -0.4)
     if loads:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.45, Evidence("checkpoint_to_gpu"))
     elif "loads_checkpoint" in told:

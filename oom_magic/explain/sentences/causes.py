@@ -17,6 +17,7 @@ _CACHE_SUFFIXES = {"vllm": "_cache", "sglang": "_cache", "vllm_context": "_conte
 _COPY_SUFFIXES = {
     "checkpoint_to_gpu": "_twice",
     "told_checkpoint_to_gpu": "_twice",
+    "code_copies_weights": "_copied",
     "phase_saving": "_saving",
     "told_saving": "_saving",
     "told_without": "_saving",

@@ -218,6 +218,7 @@ EVIDENCE: Sentences = {
     ),
     "told_idle_devices": "The model was not divided among the devices.",
     "told_split": "Such a split may count the weights only; the cache and what is computed come beside them.",
+    "code_copies_weights": "The failing line makes one more copy of the weights.",
     "told_saving": "A state dict that is gathered, merged or converted is one more copy of the weights.",
     "told_evaluation": "The inputs or batches of an evaluation may be larger than those of training.",
     "told_evaluation_collects": "Evaluations often collect their results until their end.",

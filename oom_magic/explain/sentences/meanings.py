@@ -58,7 +58,7 @@ MEANINGS: Sentences = {
     "meaning_bad_alloc": "C++ code could not allocate RAM.",
     "meaning_host_allocation": "A program could not get the RAM that it requested from the system.",
     "meaning_graphics_api": "A graphics API (Vulkan, OpenCL, Direct3D) could not allocate memory on its device.",
-    "meaning_fork_enomem": "The system had too little RAM to start another process.",
+    "meaning_fork_enomem": "The system refused more RAM (errno 12).",
     "meaning_windows_paging_file": "Windows' page file is too small for the requested memory.",
     "meaning_static_tls": "A library was loaded too late to get its thread-local storage; import it first.",
     "meaning_dataloader": "A DataLoader worker died of a bus error, most often because shared memory is full.",

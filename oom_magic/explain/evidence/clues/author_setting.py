@@ -38,7 +38,7 @@ _MODEL = r"(?:[\w./-]+\s){0,4}(?:models?|weights|checkpoints?|pipeline|llm|unet|
 
 OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "evaluates": said_as(
-        r"(?:during|in|at|while|when|on|after|only)\s(?:the\s|my\s|it\s|i\s|we\s|in\s|at\s|during\s|computing\s|running\s){0,2}(?:evaluat(?:e|es|ing|ion)"
+        r"(?:during|in|at|while|when|on|after|only)\s(?:the\s|my\s|it\s|i\s|we\s|in\s|at\s|do\s|doing\s|during\s|computing\s|running\s){0,2}(?:evaluat(?:e|es|ing|ion)"
         r"|validat(?:e|es|ing|ion)|(?<!after )(?:testing|test)(?! (?:\S+ ){0,4}train)|eval)\b",
         r"evaluation (?:step|loop|phase)", r"(?:evaluation|validation) (?:fails|crashes|ooms?\b)",
         r"(?:进入|到|在)\s?(?:eval|验证|评估)|进行(?:评估|验证)|eval(?:阶段|时)",
@@ -315,7 +315,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "many_ranks": said_as(
         r"(?:four|eight|two|multi(?:ple)?|[2-9]|1[0-6])[- ]?(?:x\s?)?gpus?\b", r"multi-?gpu", r"\b[2-9] (?:x )?("
         r"?:graphics |video )?cards\b",
-        r"(?:[2-9]|1[0-6]|两|多|四|八)\s?[块张]\s?(?:显卡|gpu|卡|[a-z]{0,8} ?\d{2,4})",
+        r"(?:[2-9]|1[0-6]|两|多|四|八)\s?[块张]\s?(?:显卡|gpu|卡|[a-z]{0,8} ?\d{2,4})"
+        r"|(?:双|多|两|[二四八]|[2-9])显?卡",
         r"data[- ]?parallel|\bDDP\b|torchrun|distributed\.launch|--nproc|\bnum_processes\W{1,3}(?:[2-9]|\d\d)\b"
         r"|full_shard",
         r"\b[2-9] ?[x\u00d7*] ?(?:nvidia |geforce )?(?:rtx|[ahv]\d{2,4}|[2-5]0\d0)\b|found [2-9] \w+ devices",
@@ -332,6 +333,9 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|never used)\b",
         r"\b(?:only|just) (?:ever )?us(?:es|ing) (?:1|one|a single|the first)(?: (?:gpu|card|one))?\b"
         r"(?! (?:at|per|for|of))",
+        r"(?:其余|其他|其它|另一?|第二)[块张个]?(?:显?卡|gpu)[^\n。]{0,12}(?:没有?用|空闲|不用|极少|很少|没有?占用|闲置)"
+        r"|只(?:用|占用|使用)了?(?:一|1|其中一)[块张个](?:显?卡|gpu)|全都?在第?一[块张个](?:显?卡|gpu)"
+        r"|总是在?(?:第一|0号?)[块张个]?(?:显?卡|gpu)",
     ),
     "gives_split": said_as(r"(?:gpu|tensor)[-_]split\b\W{1,4}\d"),
     "crowds_one_device": said_as(
@@ -383,6 +387,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"\b(?:during|in|at|while|when)\s(?:\w+ ){0,2}optimi[sz]er(?:'s)?(?: state\w*)?"
         r" (?:initiali[sz]\w*|init\b|set-?up|step)"
         r"|initiali[sz]\w* (?:of )?(?:the )?optimi[sz]er|\bfirst optimi[sz]er step\b",
+        r"(?:更新参数|参数更新|优化器)[^\n，。]{0,8}(?:爆|溢出|不足|oom)",
     ),
     "offload_helps": said_as(
         r"offload\w*(?:(?!\bno\b|\bnot\b|n't)[^.\n，。]){0,24}\b(?:works|fits|runs (?:fine|ok)|solve[sd]|fixe[sd])\b"

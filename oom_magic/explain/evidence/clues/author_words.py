@@ -211,7 +211,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:loss|output)\w* ?\+= ?\w*(?:loss|output)\w*(?![\w(.])",
         r"forg[eo]t\w* to (?:detach|zero)", r"(?:did not|didn't"
         r"|not) call(?:ing)? \w*zero_grad",
-        r"计算图[^\n，。]{0,8}(?:释放|保留|[累积]积|越来越)", r"保存了?[^\n，。]{0,12}(?:梯度|计算图)",
+        r"计算图[^\n，。]{0,8}(?:释放|保留|[累积]积|越来越)", r"保存了?[^\n，。]{0,12}计算图",
     ),
     "lacks_no_grad": said_as(
         r"\b(?:with|need|add\w*|using|without|missing|forg[eo]t\w*|should|lack\w*|wrap\w*)\b[^.\n]{0,24}"

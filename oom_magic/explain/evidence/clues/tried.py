@@ -14,7 +14,7 @@ _LONGEST_SENTENCE = 400
 _CHANGES: Mapping[str, re.Pattern[str]] = {
     "tried_batch": words(
         r"batch(?:[ _-]?(?:sizes?|counts?)|es)\b|\bbatch ?="
-        r"|(?:mini|micro)-?batch|smaller batch|batch(?![a-z])[^\n]{0,4}\d|\bbs\b",
+        r"|(?:mini|micro)-?batch|smaller batch|batch(?![a-z])[^\n]{0,4}\d|\bbs\d{0,4}\b",
         r"批(?:次|大小|量|处理)",
     ),
     "tried_size": words(

@@ -78,6 +78,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "told_metrics": ("reset_metrics",),
     "told_models_beside": ("unload_models",),
     "told_merging": ("merge_on_host",),
+    "code_copies_weights": ("copy_on_host",),
     "weights_fill_one_card": ("use_all_devices",),
     "told_idle_devices": ("use_all_devices",),
     "told_split": ("smaller_first_share",),
@@ -155,6 +156,7 @@ _OF_TRAINING = {
 _BEFORE_SEGMENTS = ("cuda_reserved_1.4-2.0",)  # messages of versions that have no expandable segments
 _SIZE_IS_WRONG = {"request_absurd", "request_overflowed", "request_above_any_device"}
 _NO_OTHERS = ("free_above_request", "mps_refused_all")  # there was room, whoever uses the device
+_OF_PLACE = {"code_copies_weights", "told_idle_devices", "weights_fill_one_card"}  # what lies where it need not
 _OF_COPIES = {"told_saving", "told_merging", "told_without"}
 _LARGE_INPUT = {"input_named", "larger_input_fails"}
 _LARGE_AT_ONCE = _LARGE_INPUT | {"large_request"}
@@ -276,6 +278,8 @@ def _of_run(diagnosis: Diagnosis, keys: set[str], is_device: bool) -> tuple[str,
         smaller = ("smaller_batch_any", "checkpointing") if trains(diagnosis) else ("smaller_input",)
         first = ("max_split_size",) if is_windows else ("segments_after_update",) if is_old else ()
         return (*first, *smaller)
+    if cause is Cause.WEIGHTS_TOO_BIG and keys & _OF_PLACE:
+        return (*_by_evidence(keys & _OF_PLACE, diagnosis), "quantized_model")
     is_inference = (
         ("infers" in diagnosis.told or (failure is not None and failure.format == "ctranslate2"))
         and "trains" not in diagnosis.told
@@ -361,6 +365,8 @@ def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
         found.append("restart_program")
     if "loads_data" in diagnosis.told:
         found.append("stream_data")
+    elif {"repeated_use", "evaluates"} <= diagnosis.told:
+        found.append("drop_each")
     elif "grows" in diagnosis.told and {"workers", "learns", "trains", "of_graphs"} & diagnosis.told:
         found += ["fewer_workers", "drop_each", "arrays_for_lists"]
     usual = ("fewer_workers", "stream_data", "more_ram")
