@@ -20,6 +20,7 @@ from oom_magic.memory.allocator.segments import NOWHERE, Block
 from oom_magic.memory.timeline import PHASES, MarkKind, Phase, Timeline
 
 _MOST_STEPS = 20  # that are followed where none leaves the allocator as the one before
+FEW_STEPS = 2  # that nearly always show what all of them need
 _BACKWARD = PHASES.index(Phase.BACKWARD)
 Pairs = tuple[tuple[int, int], ...]
 
@@ -44,12 +45,13 @@ class Course:
     again: tuple[Stretch, ...] = ()
     kept: tuple[int, ...] = ()
 
-    def run(self, allocator: CachingAllocator) -> None:
-        """Follow it until a step leaves the allocator as the one before did. Raises AllocatorOutOfMemory."""
+    def run(self, allocator: CachingAllocator, most_steps: int = _MOST_STEPS) -> None:
+        """Follow it until a step leaves the allocator as the one before did, or ``most_steps`` came again. Raises
+        AllocatorOutOfMemory."""
         blocks = [NOWHERE] * self.timeline.num_allocations
         self._follow(self.first, allocator, blocks)
         state: object = None
-        for _unused in range(_MOST_STEPS if self.again else 0):
+        for _unused in range(most_steps if self.again else 0):
             self._follow(self.again, allocator, blocks)
             before, state = state, _layout(allocator, {one: blocks[one] for one in self.kept})
             if state == before:
@@ -57,6 +59,7 @@ class Course:
 
     def _follow(self, stretches: Sequence[Stretch], allocator: CachingAllocator, blocks: list[Block]) -> None:
         requested, streams = self._requests
+        allocate, free = allocator.allocate, allocator.free
         for stretch in stretches:
             if stretch.empties:
                 allocator.empty_cache()
@@ -64,9 +67,9 @@ class Course:
                 blocks[old] = blocks[new]
             for event in stretch.events:  # a search needs no record of its trials
                 if event >= 0:
-                    blocks[event] = allocator.allocate(requested[event], streams[event])
+                    blocks[event] = allocate(requested[event], streams[event])
                 else:
-                    allocator.free(blocks[~event])
+                    free(blocks[~event])
 
     @cached_property
     def _requests(self) -> tuple[list[int], list[int]]:

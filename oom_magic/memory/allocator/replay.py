@@ -12,7 +12,7 @@ import numpy as np
 
 from oom_magic.language import _
 from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory, CachingAllocator
-from oom_magic.memory.allocator.later_steps import course_of
+from oom_magic.memory.allocator.later_steps import FEW_STEPS, Course, course_of
 from oom_magic.memory.allocator.segments import (
     GRANULE_BYTES,
     NOWHERE,
@@ -191,37 +191,59 @@ def minimum_device_bytes(
     later and finds the cache more fragmented. Raises ValueError if no amount is enough, as with a memory
     fraction of 0.
     """
-    course = course_of(timeline, batches, more_batches)
+    search = _LeastCapacity(course_of(timeline, batches, more_batches), settings)
+    unlimited = search.ended(UNLIMITED // GRANULE_BYTES, replace(settings, memory_fraction=None))
+    assert unlimited is not None, "it is never full"
+    too_few = unlimited.peak_allocated_bytes // GRANULE_BYTES - 1
+    enough = -(-unlimited.peak_reserved_bytes // GRANULE_BYTES)
+    if not search.is_plain:
+        too_few, enough = search.widened(too_few, enough)
+    enough = search.narrowed(too_few, enough)
+    search.most_steps = None
+    if search.ended(enough) is None:
+        enough = search.narrowed(*search.widened(enough, enough + 1))
+    return enough * GRANULE_BYTES
 
-    def ended(num_granules: int, settings: AllocatorSettings = settings) -> CachingAllocator | None:
+
+class _LeastCapacity:
+    """The search for the least capacity, in granules, with which a course ends: at first with few of its later steps,
+    which is what takes time."""
+
+    def __init__(self, course: Course, settings: AllocatorSettings) -> None:
+        self._course, self._settings = course, settings
+        self.most_steps: int | None = FEW_STEPS  # None: all
+        # Else limits follow the capacity.
+        self.is_plain = settings.memory_fraction is None and not settings.expandable_segments
+
+    def ended(self, num_granules: int, settings: AllocatorSettings | None = None) -> CachingAllocator | None:
         """The allocator after the run with this capacity; None if the run fails with it."""
-        allocator = CachingAllocator(num_granules * GRANULE_BYTES, settings)
+        allocator = CachingAllocator(num_granules * GRANULE_BYTES, settings or self._settings)
         try:
-            course.run(allocator)
+            self._course.run(allocator, *(() if self.most_steps is None else (self.most_steps,)))
         except AllocatorOutOfMemory:
             return None
         return allocator
 
-    is_plain = settings.memory_fraction is None and not settings.expandable_segments  # else limits follow the capacity
-    unlimited = ended(UNLIMITED // GRANULE_BYTES, replace(settings, memory_fraction=None))
-    assert unlimited is not None, "it is never full"
-    too_few = unlimited.peak_allocated_bytes // GRANULE_BYTES - 1
-    enough = -(-unlimited.peak_reserved_bytes // GRANULE_BYTES)
-    while not is_plain and ended(enough) is None:
-        too_few, enough = enough, 2 * enough
-        if enough * GRANULE_BYTES > UNLIMITED:
-            raise ValueError(
-                _("No device is large enough with memory_fraction {fraction}.", fraction=settings.memory_fraction)
-            )
-    while enough - too_few > 1:
-        middle = (too_few + enough) // 2
-        allocator = ended(middle)
-        if allocator is None:
-            too_few = middle
-        else:
-            used = -(-allocator.peak_reserved_bytes // GRANULE_BYTES) if is_plain else middle
-            enough = max(used, too_few + 1)
-    return enough * GRANULE_BYTES
+    def widened(self, too_few: int, enough: int) -> tuple[int, int]:
+        """Capacities with which the run fails, and ends. Raises ValueError if it ends with none."""
+        while self.ended(enough) is None:
+            too_few, enough = enough, enough + max(2 * (enough - too_few), 1)
+            if enough * GRANULE_BYTES > UNLIMITED:
+                fraction = self._settings.memory_fraction
+                raise ValueError(_("No device is large enough with memory_fraction {fraction}.", fraction=fraction))
+        return too_few, enough
+
+    def narrowed(self, too_few: int, enough: int) -> int:
+        """The least capacity with which the run ends, between two with which it fails, and ends."""
+        while enough - too_few > 1:
+            middle = (too_few + enough) // 2
+            allocator = self.ended(middle)
+            if allocator is None:
+                too_few = middle
+            else:
+                used = -(-allocator.peak_reserved_bytes // GRANULE_BYTES) if self.is_plain else middle
+                enough = max(used, too_few + 1)
+        return enough
 
 
 def failure_message(
