@@ -68,6 +68,23 @@ def weighted_losses() -> None:
     _differentiate(torch.clamp(scores, torch.zeros_like(weight), torch.ones_like(weight)).sum())
 
 
+def in_determined_order() -> None:
+    """Sums by index and gradients of what was gathered are sorted where results must not differ from run to run."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        source, target = (torch.randint(0, 2000, (20_000,)).to(CUDA) for _ in range(2))
+        model = nn.Linear(32, 48).to(CUDA)
+        for _ in range(2):
+            rows = model(torch.randn(2000, 32, device=CUDA))
+            where, zeros = target[:, None].expand(-1, 48), torch.zeros(2000, 48, device=CUDA)
+            out = zeros.scatter_add(0, where, rows[source]) + zeros.index_add(0, target, rows.index_select(0, source))
+            out = out.gather(0, where[:2000]) + zeros.scatter_reduce(0, where, rows[source], "mean")
+            out[source[:100]] = 0.0
+            _differentiate(out.sort(1)[0].cumsum(0).square().mean())
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def narrow_heads() -> None:
     """Evaluation of heads of 4 and 12 numbers: one kernel where it reads as many at once, which depends on the type."""
     for heads in (24, 8):
@@ -83,6 +100,7 @@ NOTEBOOKS: dict[str, Callable[[], None]] = {
     "backward_under_autocast_reentrant": backward_under_autocast(use_reentrant=True),
     "written_by_index": written_by_index,
     "narrow_heads": narrow_heads,
+    "in_determined_order": in_determined_order,
     "chosen_by_masks": chosen_by_masks,
     "weighted_losses": weighted_losses,
 }

@@ -180,37 +180,75 @@ def _repeat_interleave(call: Call) -> None:
 
 
 def _index_put(call: Call) -> None:
-    """A number goes to the GPU first. To accumulate values, indices are made linear, sorted, and each run of equal ones
-    is added up."""
+    """A number goes to the GPU first. Values that are accumulated, or put in a determined order, are sorted."""
     target, indices, values = call.args[:3]
     call.output(0)
     if not values.is_meta:
         call.take(values.element_size())
-    if not call.argument(3, False):
-        return
-    given = [index for index in indices if index is not None]
-    num_items = torch.broadcast_shapes(*(index.shape for index in given)).numel()
+    if call.argument(3, False) or _is_ordered():
+        dims = [dim for dim, index in enumerate(indices) if index is not None]
+        num_items = torch.broadcast_shapes(*(indices[dim].shape for dim in dims)).numel()
+        num_rows = prod(target.shape[dim] for dim in dims)
+        is_together = dims[-1] - dims[0] == len(dims) - 1  # else they are brought to the front
+        num_keys = prod(target.shape[: dims[0]]) * num_rows if is_together else num_rows
+        _put_sorted(call, values, len(dims), num_items, num_keys, num_items * target.numel() // max(num_rows, 1))
+
+
+def _is_ordered() -> bool:
+    return torch.are_deterministic_algorithms_enabled()
+
+
+def _put_sorted(
+    call: Call, values: torch.Tensor, num_indices: int, num_items: int, num_rows: int, num_values: int
+) -> None:
+    """Indices are made linear, sorted, and the values of each run of equal ones are put, spread if they are fewer."""
     linear = -1
-    for _ in given:
+    for _ in range(num_indices):
         wrapped = call.take(num_items * INDEX)
         scaled = call.take(num_items * INDEX)
         call.give_back(wrapped)
         linear, spare = (scaled, -1) if linear < 0 else (linear, scaled)
         call.give_back(spare)
-    num_rows = prod(target.shape[dim] for dim, index in enumerate(indices) if index is not None)
-    num_values = num_items * target.numel() // max(num_rows, 1)
     if not values.is_contiguous() or values.numel() != num_values:
         call.take(num_values * values.element_size())
     _sort_pairs(call, num_items, num_rows)
 
 
-def _scatter_mean(call: Call) -> None:
-    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, ``scatter_reduce_two``: ones are counted at each target."""
+def _scatter(call: Call) -> None:
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, ``_scatter_via_index_put``, where the order is determined."""
     call.output(0)
-    if call.argument(4) == "mean":
+    if _is_ordered():
+        _scatter_in_order(call)
+        call.give_back_all()
+
+
+def _scatter_in_order(call: Call) -> None:
+    """Rows are put whole where the index is the same for all of a row."""
+    target, dim, index, source = call.args[:4]
+    others = [other for other in range(target.dim()) if other != dim % target.dim()]
+    if not any(index.stride(other) for other in others):
+        _put_rows(call, source[tuple(map(slice, index.shape))])
+        return
+    for other in others:
+        call.take(index.shape[other] * INDEX)
+    _put_sorted(call, source, target.dim(), index.numel(), target.numel(), index.numel())
+
+
+def _scatter_reduced(call: Call) -> None:
+    """The same file, ``scatter_reduce_two``: for a mean, ones are counted at each target."""
+    call.output(0)
+    reduction = call.argument(4)
+    is_ordered = _is_ordered() and reduction in ("sum", "mean")
+    if is_ordered:
+        _scatter_in_order(call)
+        call.give_back_all()
+    if reduction == "mean":
         call.take_like(call.args[3])
         call.take_like(call.args[0])
-        call.take_like(call.args[0], torch.bool)
+        number = call.take_like(call.args[0], torch.bool)
+        call.give_back(number)
+        if is_ordered:
+            _scatter_in_order(call)
 
 
 def _index_mean(call: Call) -> None:
@@ -220,6 +258,29 @@ def _index_mean(call: Call) -> None:
         call.take_like(call.args[0])
         call.give_back(call.take_like(call.args[3]))
         call.take_like(call.args[0], torch.bool)
+
+
+def _index_add(call: Call) -> None:
+    """cuda/Indexing.cu, ``index_add_cuda_out``: the scaled source is put, where the order is determined."""
+    call.output(0)
+    if _is_ordered():
+        source = call.args[3]
+        call.take_like(source)
+        _put_rows(call, source.new_empty(source.shape))
+
+
+def _index_copy(call: Call) -> None:
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, ``index_copy_out``: likewise."""
+    call.output(0)
+    if _is_ordered():
+        _put_rows(call, call.args[3])
+
+
+def _put_rows(call: Call, source: torch.Tensor) -> None:
+    target, dim, index = call.args[:3]
+    num_rows = prod(target.shape[: dim % target.dim() + 1]) if target.dim() else 1
+    num_items = index.shape[dim] if index.dim() == target.dim() > 0 else index.numel()
+    _put_sorted(call, source, 1, num_items, num_rows, source.numel())
 
 
 RULES: dict[OpOverload, Rule] = {
@@ -238,7 +299,14 @@ RULES: dict[OpOverload, Rule] = {
     aten.index_put.default: _index_put,
     aten.index_put_.default: _index_put,
     aten._index_put_impl_.default: _index_put,
-    aten.scatter_reduce.two: _scatter_mean,
-    aten.scatter_reduce_.two: _scatter_mean,
+    aten._unsafe_index_put.default: _index_put,
+    aten._unsafe_index.Tensor: _index,
+    aten.scatter.src: _scatter,
+    aten.scatter_.src: _scatter,
+    aten.scatter_add.default: _scatter,
+    aten.index_add.default: _index_add,
+    aten.index_copy.default: _index_copy,
+    aten.scatter_reduce.two: _scatter_reduced,
+    aten.scatter_reduce_.two: _scatter_reduced,
     aten.index_reduce.default: _index_mean,
 }

@@ -236,13 +236,14 @@ def _search_by_blocks(call: Call, num_slices: int, length: int, item_bytes: int)
 
 
 def _running(call: Call) -> None:
-    """A running sum or product; of one dimension by CUB."""
+    """A running sum or product; of one dimension by CUB, unless the order of floats is determined."""
     tensor, made = call.args[0], call.outputs[0]
     call.output(0)
     for needs_copy in (tensor.dtype is not made.dtype, not tensor.is_contiguous()):
         if needs_copy:
             call.take_like(tensor, made.dtype)
-    if tensor.dim() == 1:
+    is_ordered = made.is_floating_point() and torch.are_deterministic_algorithms_enabled()
+    if tensor.dim() == 1 and not is_ordered:
         call.allocate_scratch(scan_bytes_of, tensor.numel(), made.element_size())
 
 

@@ -106,6 +106,10 @@ class Call:
                 self._scratch.remove(number)
                 self.gpu.recorder.free(number)
 
+    def give_back_all(self) -> None:
+        """Give all scratch back, the last taken first."""
+        self.give_back(*reversed(self._scratch))
+
     def keep_by(self, size_function: SizeFunction, *numbers: int, operator: str, category: Category) -> int:
         """Take memory that outlives the call, by a size function; the number of the allocation."""
         num_bytes = size_function(self.gpu.card, *numbers)
@@ -121,4 +125,4 @@ class Call:
         """Make the remaining outputs, and free all scratch."""
         for position in range(len(self.outputs)):
             self.output(position)
-        self.give_back(*reversed(self._scratch))
+        self.give_back_all()
