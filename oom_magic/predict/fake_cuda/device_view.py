@@ -335,12 +335,13 @@ def _set_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[s
     """``tensor.data = other``, which a real GPU allows between host and device, and in inference mode, but meta tensors
     do not."""
     tensor, other = args
-    is_as_before = not tensor.is_meta or tensor.is_inference() == other.is_inference()
+    with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]  # a parameter without a size yet allows nothing
+        is_as_before = not tensor.is_meta or tensor.is_inference() == other.is_inference()
     if tensor.is_meta == other.is_meta and is_as_before:
         return func(tensor, other)
     view.gpu.check_written(tensor)
     grad = tensor.grad if tensor.is_leaf else None
-    with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]  # a parameter without a size yet allows nothing
+    with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
         made = other.detach().requires_grad_(tensor.requires_grad)
     torch._C._swap_tensor_impl(tensor, made)
     if grad is not None:
