@@ -173,6 +173,18 @@ from oom_magic.explain.explainer import explain
             "The training is OK but when I do evaluation it reports out of memory. I decrease bs16 -> bs8, still out of memory",
             [r"those\s+of\s+training"], ["fewer"], id="a batch and its number in one word",
         ),
+        pytest.param(
+            "when i change detector.c so that it trains in a loop, the next time my train will be prompted out of memory", [],
+            [r"loss\.item", "less at once"], id="a program in C",
+        ),
+        pytest.param(
+            "Training a 70B Reward Model on a single node with 8 H100 96GB OOMs. I'd expect (2+2)*70/8=35 GB per device",
+            [r"less\s+than\s+8"], ["likely"], id="a training on several cards",
+        ),
+        pytest.param(
+            "OOMs after training for 120 steps. I lower max_completion_length, but I have to run it multiple times", [],
+            ["nvidia-smi over many uses"], id="a run that is started again",
+        ),
     ],
 )  # fmt: skip
 def test_a_claim_has_its_evidence_in_the_text(text, said, not_said):

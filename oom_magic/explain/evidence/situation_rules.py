@@ -237,7 +237,7 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
             yield Support(Cause.WEIGHTS_TOO_BIG, weight, Evidence("weights_named", {"weights_bytes": weights}))
         return
     values = {"weights_bytes": weights, "total_bytes": card}
-    if card * _MOST_OF_A_CARD < weights < card * clues.num_cards * _MOST_OF_A_CARD and not _trains(clues):
+    if card * _MOST_OF_A_CARD < weights < card * clues.num_cards * _MOST_OF_A_CARD:
         values["count"] = clues.num_cards
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.35, Evidence("weights_fill_one_card", values))
     elif weights > card * _MOST_OF_A_CARD:

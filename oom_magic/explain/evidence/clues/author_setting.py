@@ -96,7 +96,9 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"--(?:conf|config|cfg)[\w-]*[= ]\S+\.(?:ya?ml|json|toml|py)\b|\btrain\w*\.ya?ml\b",
     ),
     # Training that generates with a server of its own, as reinforcement learning does.
-    "generates_beside": said_as(r"use_vllm\W{1,4}true|(?:vllm_|rollout\.)gpu_memory_utilization|\bvllm_mode\b"
+    "generates_beside": said_as(
+        r"max_completion_length(?:(?!use_vllm)[\s\S]){0,400}gpu_memory_utilization",
+        r"use_vllm\W{1,4}true|(?:vllm_|rollout\.)gpu_memory_utilization|\bvllm_mode\b"
         r"|trl[/\\]trainer[/\\][^\n]*\n[^\n]*\bllm ?= ?llm\("),
     "of_latents": said_as(
         r"stable[- _]?diffusion|\bunet\b|\bvae\b|dreambooth|controlnet|\bsdxl\b|\bflux[-_. ]?[12d]|\bcogvideo"
@@ -104,6 +106,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|\bsd-scripts\b",
     ),
     "in_another_language": said_as(
+        r"\bdarknet\b|\b(?:chang|edit|modif|compil)\w* (?:the )?[\w/.-]{1,40}\.c(?:pp)?\b",
         r"luajit|\.lua:\d|luarocks|`lua\b|\bcutorch\b|\btorch7\b"
         r"|\brequire ?['\"]c?u?nn?['\"]|\.java:\d|\bgoroutine\b|\.rs:\d|\btch::|libtorch|torch::",
     ),
@@ -162,7 +165,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"语音识别",
     ),
     "shards": said_as(
-        r"tensor[-_ ]parallel|zero[-_ ]?(?:stage[-_ ]?)?3|stage3|\bfsdp\b|device_map\W{1,4}auto"
+        r"tensor[-_ ]parallel|zero[-_ ]?(?:stage[-_ ]?)?3|stage3|\bfsdp(?![a-z])|device_map\W{1,4}auto"
         r"|pipeline[-_ ]parallel|\btp[-_=]|(?<!\w)-{1,2}tp[ =]{1,3}(?:[2-9]|\d\d)\b",
     ),
     "has_no_gpu": said_as(

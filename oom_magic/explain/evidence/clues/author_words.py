@@ -189,7 +189,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|\b(?:again (?:ran|run|start\w*)|(?:ran|run|start\w*) (?:it |the \w+ |this )?again)\b",
         r"(?:every|each|after each|eighth|several) (?:generation|run|iteration|inference|workflow)\b(?! step)",
         r"\bmore than once\b|\brepeatedly\b|\btwice\b(?! as| (?:the )?(?:gpu |model )?(?:memory|size))"
-        r"|\b(?:run|ran|running|call\w*|generat\w*) (?:\w+ ){0,4}(?:multiple|several) times\b|\bseveral runs\b"
+        r"|(?<!to )\b(?:run|ran|running|call\w*|generat\w*) (?:\w+ ){0,4}(?:multiple|several) times\b|\bseveral runs\b"
         r"|\bre-?run(?:s|ning)?\b",
         r"\b(?:2x|double|twice) the (?:gpu )?memory\b", r"until i (?:close|restart|reopen|kill"
         r"|quit)", r"(?:have|need) to restart", r"each time i (?:run|call|generate)",

@@ -72,6 +72,7 @@ _IN_VAIN = words(
 )
 _TRIED = words(
     r"\btried(?! to (?:run|train|load|bring|start|generat|execut|enlarg|increas|infer|test|launch|fine))\b"
+    r"|\btry(?:ing)? (?:and|to) (?:lower|reduc|decreas)\w*"
     r"|\balready (?:set|reduced|lowered|decreased|enabled|using|used|changed|increased|raised)\b"
     r"|\b(?:except|besides|other than(?! \d)|apart from|instead of|without (?:changing|reducing|lowering|using))\b",
     r"试过|(?:调|改|减|降)[小低少]?过",

@@ -77,7 +77,7 @@ NEEDS: Mapping[str, Needs] = {
     "adafactor": _row("names_adam", code="own_loop trainer"),
     "zero_offload": _row(absent="offloads_to_host tried_offload"),
     "detach": _row("own_loop", absent="tried_detach", instead="detach_own"),
-    "detach_own": _row(absent="tried_detach"),
+    "detach_own": _row(absent="tried_detach in_another_language", instead="restart_program"),
     "collect_on_host": _row(code="own_loop"),
     "map_location_cpu": _row("names_checkpoint", code="own_loop"),
     "gather_on_host": _row("transformers_trainer keeps_predictions predicts_all", code="trainer"),
