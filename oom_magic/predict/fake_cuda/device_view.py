@@ -273,17 +273,12 @@ def _get_item(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _without_lists(view: DeviceView, tensor: torch.Tensor, index: Any) -> Any:
-    items = index if isinstance(index, tuple) else (index,)
-    here = view.location(tensor)
-    if here.place is not Place.GPU or not any(isinstance(item, list) for item in items):
+    if isinstance(index, tuple):
+        return tuple(_without_lists(view, tensor, item) for item in index)
+    is_list = isinstance(index, list) and bool(index) and all(isinstance(number, int) for number in index)
+    if not is_list or view.place(tensor) is not Place.GPU:
         return index
-    items = tuple(
-        view.move(torch.tensor(item, device="cpu"), here, None)
-        if isinstance(item, list) and all(isinstance(number, int) for number in item)
-        else item
-        for item in items
-    )
-    return items if isinstance(index, tuple) else items[0]
+    return view.move(torch.tensor(index, device="cpu"), view.location(tensor), None)
 
 
 def _set_item(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -332,12 +327,13 @@ def _grad(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _set_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """``tensor.data = other``, which a real GPU allows between host and device, and in inference mode, but meta tensors
-    do not."""
+    """``tensor.data = other``, which a GPU allows between host and device and in inference mode, not meta tensors."""
     tensor, other = args
     with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]  # a parameter without a size yet allows nothing
-        is_as_before = not tensor.is_meta or tensor.is_inference() == other.is_inference()
-    if tensor.is_meta == other.is_meta and is_as_before:
+        is_usual = tensor.is_meta == other.is_meta and not (
+            tensor.is_meta and tensor.is_inference() != other.is_inference()
+        )
+    if is_usual:
         return func(tensor, other)
     view.gpu.check_written(tensor)
     grad = tensor.grad if tensor.is_leaf else None
