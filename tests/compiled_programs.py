@@ -430,3 +430,24 @@ def listed_numbers(on_step: OnStep) -> None:
         optimizer.step()
         optimizer.zero_grad()
         on_step(number)
+
+
+@program
+def taken_apart(on_step: OnStep) -> None:
+    """What autograd takes apart on CUDA, and on "meta" does not: statistics, activations, distances, Fourier transforms."""
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU6(), nn.Linear(512, 256), nn.SELU(), nn.AlphaDropout(0.1)).cuda()
+
+    @torch.compile
+    def loss_of(x: torch.Tensor) -> torch.Tensor:
+        hidden = model(x)
+        hidden = (hidden - hidden.mean(-1, keepdim=True)) / (hidden.std(-1, keepdim=True) + 1e-5)
+        smooth = torch.fft.irfft(torch.fft.rfft(hidden) * 0.5, n=256)
+        spread = torch.var_mean(smooth, 0)[0].mean()
+        return F.pairwise_distance(smooth, x).mean() + torch.where(hidden > 0, hidden, 0.1).mean() + spread
+
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number in range(3):
+        loss_of(torch.randn(4096, 256, device="cuda")).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        on_step(number)

@@ -98,6 +98,31 @@ def test_what_autotuning_may_hold_is_in_the_most_that_a_run_takes() -> None:
 
 @needs_triton
 @pytest.mark.slow
+def test_graphs_that_are_whole_on_cuda_are_whole() -> None:
+    """What a dry run puts in PyTorch's place is in nobody's graph: the card's answers, torch.func, the call of modules."""
+    model = nn.Linear(8, 8)
+
+    def answers(x: torch.Tensor) -> torch.Tensor:
+        return model(x) + torch.cuda.current_device() if torch.cuda.is_available() else x.cpu()
+
+    def data(x: torch.Tensor) -> torch.Tensor:
+        return model(x) + torch.as_tensor(3.0, device="cuda")
+
+    def transformed(x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(torch.func.grad(lambda row: model(row).square().sum()))(x)
+
+    def run() -> None:
+        model.cuda()
+        for function in (answers, data, transformed):
+            result = torch.compile(function, fullgraph=True)(torch.ones(4, 8, device="cuda"))
+            assert result.is_cuda and result.shape == (4, 8)
+            result.sum().backward()
+
+    assert not any("could not be compiled" in one.text for one in om.dry_run(run).assumptions)
+
+
+@needs_triton
+@pytest.mark.slow
 @pytest.mark.skipif(TORCH[:2] != (2, 13), reason="recorded with torch 2.13")
 def test_lists_of_numbers_that_choose_rows_are_compiled() -> None:
     """Inductor keeps such a list on the GPU for as long as the graph lives, where a dry run makes it in each step."""

@@ -198,6 +198,7 @@ COMPILED: Names = {  # 2.6 lacks some; there compiled code is followed as if it 
         *_in("torch._dynamo.types", "ConvertFrameReturn FrameAction FrameExecStrategy"),
         "torch._dynamo.utils.CleanupManager.instance._remove_id",
         "torch._dynamo.variables.optimizer.OptimizerVariable",
+        "torch._dynamo.variables.torch.constant_fold_functions",
         "torch._C._DisableAutocast",
         "torch._guards.CompileContext",
         "torch.optim.SGD._init_group",
@@ -231,6 +232,7 @@ COMPILED: Names = {  # 2.6 lacks some; there compiled code is followed as if it 
         "torch.utils._triton",
     ),
     "the compiler's own fake tensors": (
+        *_in("torch._ops", "get_cached_ops resolve_key"),
         "torch.Tensor._make_subclass",
         "torch._C._conv_determine_backend_memory_format",
         "torch._dynamo.utils.run_node",

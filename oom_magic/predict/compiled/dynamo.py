@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 import sys
@@ -9,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import _lru_cache_wrapper
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch._dynamo.exc import Unsupported, UserError
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.utils import CleanupManager
 from torch._dynamo.variables.optimizer import OptimizerVariable
+from torch._dynamo.variables.torch import constant_fold_functions
 from torch._guards import CompileContext
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _disable_current_modes
@@ -30,7 +32,7 @@ from oom_magic.language import _
 from oom_magic.predict.compiled.card import compiled_for, compiling_on, is_on_gpu, running_on
 from oom_magic.predict.compiled.cuda_graphs import GraphTrees
 from oom_magic.predict.compiled.cycles import Cycles
-from oom_magic.predict.compiled.fake_tensors import fake_cuda_tensors, tracing
+from oom_magic.predict.compiled.fake_tensors import fake_cuda_tensors, kernel_choices_forgotten, tracing
 from oom_magic.predict.compiled.generated import (
     Generated,
     loaded_without_compiler,
@@ -75,6 +77,7 @@ class Compiler:
             self._gpu.releases.append(self._cycles.release)
             stack.callback(self._gpu.releases.remove, self._cycles.release)
             _caches_cleared()
+            _answer_constants()
             stack.enter_context(all_patched(self._instrumentation_patches()))
             yield
 
@@ -116,6 +119,7 @@ class Compiler:
             stack.enter_context(_without_view())
             stack.enter_context(suspended(_traced()))
             stack.enter_context(tracing(self._gpu))
+            stack.enter_context(kernel_choices_forgotten())
             stack.enter_context(all_patched(self._compiling_patches()))
             stack.enter_context(torch._inductor.config.patch(force_disable_caches=True, compile_threads=1))
             stack.enter_context(torch._functorch.config.patch(enable_autograd_cache=False))
@@ -131,6 +135,8 @@ class Compiler:
             code = frame.f_code
             if is_own_file(code.co_filename):
                 return _OUR_MODES if code.co_name in ("__torch_function__", "__torch_dispatch__") else _OURS
+            if code.co_filename == contextlib.__file__ and is_own_file(sys._getframe(1).f_code.co_filename):
+                return _OUR_MODES
             if code in self._failed:
                 return _ONCE_AS_WRITTEN
             if trace_rules.check(code, frame=frame):  # nothing to compile, so nothing to prepare
@@ -313,7 +319,18 @@ def _traced() -> tuple[Any, ...]:
         torch.nn.init,
         torch.autograd,
         torch.jit,
+        torch._functorch.eager_transforms,
     )
+
+
+def _answer_constants() -> None:
+    """Dynamo calls some functions while it traces, and keeps the answer. It knows them by identity, which what stands
+    in for them does not have; ``assume_constant_result`` (torch/_dynamo/decorators.py) marks any function so."""
+    for function in constant_fold_functions:
+        owner = sys.modules.get(getattr(function, "__module__", None) or "")
+        current = getattr(owner, getattr(function, "__name__", ""), function)
+        if current is not function and isinstance(current, FunctionType):
+            current._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 _hidden: list[Any] = []  # stacks of torch-function modes that were there before the compiler's

@@ -58,7 +58,7 @@ def fake_cuda_tensors(gpu: FakeGPU) -> Patches:
         (FakeTensor, answers),
         *((mode, {"__torch_dispatch__": _on_cuda(mode.__torch_dispatch__)}) for mode in modes),
         *_tensors_from_data(),
-        *_kept_whole(gpu),
+        *_taken_apart_as_on_cuda(gpu),
         (torch._C, {"_conv_determine_backend_memory_format": _convolution_format}),
         (proxy_tensor, {"unset_fake_temporarily": _constants_on_host}),
     ]
@@ -93,7 +93,8 @@ def _constants_on_host() -> Iterator[Any]:
 
 
 def _tensors_from_data() -> Patches:
-    """``torch.tensor(2.0, device="cuda")`` copies to the device in C++; here the compiler sees that copy.
+    """``torch.tensor(2.0, device="cuda")`` and ``as_tensor`` copy to the device in C++; here the compiler sees that
+    copy.
 
     With ``x[index] = number`` the number stays on the host, and the numbers of ``x[:, [0, 2]]`` are a tensor on the
     device (torch/csrc/autograd/python_variable_indexing.cpp); C++ sees meta tensors and would make it there.
@@ -101,7 +102,7 @@ def _tensors_from_data() -> Patches:
     from torch._dynamo import utils
     from torch._inductor.fx_passes import joint_graph
 
-    from_data = torch.tensor
+    from_data, of_data = torch.tensor, (torch.tensor, torch.as_tensor)
     run_node, interpreter = utils.run_node, torch.fx.Interpreter
     call_function, call_method = interpreter.call_function, interpreter.call_method
 
@@ -112,8 +113,11 @@ def _tensors_from_data() -> Patches:
         moved = torch.ops.aten._to_copy.default(from_data(data, **options), device=CUDA)
         return moved.requires_grad_(requires_grad)
 
+    def is_of_data(target: Any, args: Any) -> bool:
+        return target in of_data and not isinstance(args[0], torch.Tensor)
+
     def _run_node(tracer: Any, node: Any, args: Any, kwargs: Any, module: Any) -> Any:
-        if node.op == "call_function" and node.target is from_data:
+        if node.op == "call_function" and is_of_data(node.target, args):
             return tensor(*args, **kwargs)
         return run_node(tracer, node, *with_tensors(node.target, args, kwargs), module)
 
@@ -124,7 +128,8 @@ def _tensors_from_data() -> Patches:
         return _with_scalars(target, args, kwargs)
 
     def _call_function(run: Any, target: Any, args: Any, kwargs: Any) -> Any:
-        return call_function(run, tensor if target is from_data else target, *with_tensors(target, args, kwargs))
+        chosen = tensor if is_of_data(target, args) else target
+        return call_function(run, chosen, *with_tensors(target, args, kwargs))
 
     def _call_method(run: Any, target: Any, args: Any, kwargs: Any) -> Any:
         return call_method(run, target, *with_tensors(target, args, kwargs))
@@ -136,55 +141,55 @@ def _tensors_from_data() -> Patches:
     ]
 
 
-def _kept_whole(gpu: FakeGPU) -> Patches:
-    """Operators that autograd does not take apart on "cuda", since CUDA has a kernel for them (``silu_backward``)."""
-    usual = autograd_would_have_decomposed
+def _taken_apart_as_on_cuda(gpu: FakeGPU) -> Patches:
+    """Autograd takes operators apart that the device has no kernel for. On "cuda" fewer have one than on "meta", where
+    Python registers many (``std``, torch/_decomp/__init__.py) and would leave them without a gradient; and some have
+    one on "cuda" only (``silu_backward``)."""
+    would_decompose, resolve = autograd_would_have_decomposed, torch._ops.resolve_key
 
     def would_have_decomposed(func: Any, flat_args: Any) -> bool:
-        return func not in gpu.fused and usual(func, flat_args)
+        return func not in gpu.fused and would_decompose(func, flat_args)
+
+    def resolve_key(operator: Any, key: Any) -> Any:
+        composite, of_meta = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.AutogradMeta
+        has_own = key != of_meta or operator in gpu.fused or operator.has_kernel_for_dispatch_key(of_meta)
+        return composite if not has_own and operator.has_kernel_for_dispatch_key(composite) else resolve(operator, key)
 
     names = {"autograd_would_have_decomposed": would_have_decomposed}
-    return [(functional_tensor, names), (proxy_tensor, names)]
+    return [(functional_tensor, names), (proxy_tensor, names), (torch._ops, {"resolve_key": resolve_key})]
+
+
+@contextmanager
+def kernel_choices_forgotten() -> Iterator[None]:
+    """PyTorch caches what ``resolve_key`` answers; inside the block are other answers than outside."""
+    _forget()
+    try:
+        yield
+    finally:
+        _forget()
+
+
+def _forget() -> None:
+    for cached in torch._ops.get_cached_ops():
+        cached._dispatch_cache.pop(torch._C.DispatchKey.AutogradMeta, None)
 
 
 def _index_of_tensors(index: Any, tensor: Callable[..., torch.Tensor]) -> Any:
     """An index, with tensors for the lists of numbers in it."""
     if isinstance(index, tuple):
         return tuple(_index_of_tensors(one, tensor) for one in index)
-    if isinstance(index, list) and not any(isinstance(one, (slice, torch.Tensor, type(None))) for one in index):
-        return tensor(index, device=CUDA)
-    return index
+    return tensor(index, device=CUDA) if isinstance(index, list) and _are_numbers(index) else index
 
 
-_PARAMETERS_OF_WHERE: dict[Any, tuple[str, ...]] = {
-    torch.where: ("condition", "input", "other"),
-    "where": ("self", "condition", "other"),  # the method
-}
+def _are_numbers(values: list[Any]) -> bool:
+    return all(_are_numbers(one) if isinstance(one, list) else type(one) in (int, bool) for one in values)
 
 
 def _with_scalars(target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments, with tensors for the numbers that C++ would make tensors of."""
-    names = _PARAMETERS_OF_WHERE.get(target, ())
-    if names and len(args) + len(kwargs) == 3:
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if any(isinstance(one, torch.Tensor) and is_fake_cuda(one) for one in given.values()):
-            condition = given.pop("condition")
-            given = _numbers_as_tensors(given) | {"condition": condition}
-        return tuple(given[name] for name in names), {}
+    """The arguments, with a tensor for the number that C++ would make a tensor of."""
     if target is not operator.setitem or isinstance(args[2], torch.Tensor) or not is_fake_cuda(args[0]):
         return args, kwargs
     return (*args[:2], torch.scalar_tensor(args[2], dtype=args[0].dtype, device="cpu")), kwargs
-
-
-def _numbers_as_tensors(values: dict[str, Any]) -> dict[str, Any]:
-    """The conversion of numbers by ``where`` (TensorCompare.cpp), done here because the original records no gradient
-    for meta tensors."""
-    dtype = torch.result_type(*values.values())
-    scalar = torch.ops.aten.scalar_tensor.default
-    return {
-        name: one if isinstance(one, torch.Tensor) else scalar(one, dtype=dtype, device=CUDA)
-        for name, one in values.items()
-    }
 
 
 def _convolution_format(tensor: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
