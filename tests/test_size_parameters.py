@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
+from oom_magic.explain.remedies.own_code.parts import given_rows
 from oom_magic.explain.remedies.rehearsal import Variation
 from oom_magic.explain.remedies.size_parameters import find_size_parameters
 
@@ -80,6 +81,13 @@ def test_a_whole_data_set_is_trained_on_in_parts(cell: str):
     in_parts = f"{code}\n{cell}" if cell.startswith("fit") else f"{code}\n{CLOSURE.splitlines()[-1]}"
     in_parts = in_parts if cell.startswith("fit") else f"{CLOSURE.splitlines()[1]}\n{in_parts}"
     assert losses(in_parts) == pytest.approx(losses(cell))
+
+
+def test_rows_are_given_to_functions_of_the_users_by_name():
+    """Methods of tensors have no arguments that could be told."""
+    names = {"fit": fit, "net": torch.nn.Linear(4, 2), "data": torch.zeros(64, 4), "labels": torch.zeros(64, 2)}
+    tree = ast.parse("fit(net, data, goals=labels)\nnet(input=data.cuda()).argmax(-1)\nlen(data)")
+    assert given_rows(tree, names, ["data", "labels"]) == {"inputs": "data", "goals": "labels"}
 
 
 def test_a_whole_data_set_is_evaluated_in_parts():

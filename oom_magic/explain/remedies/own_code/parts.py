@@ -136,7 +136,7 @@ def given_rows(tree: ast.Module, names: Mapping[str, Any], rows: Collection[str]
     found: dict[str, str] = {}
     for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
         function = object_of(call.func, names)
-        if inspect.isroutine(function) and not inspect.isbuiltin(function):
+        if inspect.isfunction(getattr(function, "__func__", function)):  # others, a tensor's too, may tell no arguments
             given = dict(zip(inspect.signature(function).parameters, call.args, strict=False))
             given |= {one.arg: one.value for one in call.keywords if one.arg}
             found |= {name: one.id for name, one in given.items() if isinstance(one, ast.Name) and one.id in rows}
