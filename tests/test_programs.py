@@ -180,3 +180,14 @@ def test_masks_are_counted_and_chosen_by_cub(gpu: str, taken: list[int]) -> None
     """Ten million elements; the places of those that are set come between."""
     timeline = om.dry_run(lambda: torch.zeros(10**7, dtype=torch.bool, device="cuda").nonzero(), gpu=gpu).timeline
     assert [size for size in timeline.requested_bytes.tolist() if size] == [10**7, 4, *taken]
+
+
+@pytest.mark.parametrize(("num_rows", "taken"), [(256, 4607), (257, 70655)])
+def test_rows_of_as_many_bits_as_one_pass_are_sorted_without_copies(num_rows: int, taken: int) -> None:
+    """As the CUDA build does: the largest index counts, not how many there are."""
+
+    def accumulate() -> None:
+        rows, index = torch.zeros(num_rows, 2, device="cuda"), torch.zeros(4000, dtype=torch.long, device="cuda")
+        rows.index_put_((index,), torch.zeros(4000, 2, device="cuda"), accumulate=True)
+
+    assert taken in om.dry_run(accumulate, gpu="RTX 3060").timeline.requested_bytes.tolist()

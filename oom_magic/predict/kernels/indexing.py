@@ -185,7 +185,7 @@ def _index_put(call: Call) -> None:
     call.output(0)
     if not values.is_meta:
         call.take(values.element_size())
-    if call.argument(3, False) or _is_ordered():
+    if call.argument(3, False) or (_is_ordered() and values.numel() > 1):
         dims = [dim for dim, index in enumerate(indices) if index is not None]
         num_items = torch.broadcast_shapes(*(indices[dim].shape for dim in dims)).numel()
         num_rows = prod(target.shape[dim] for dim in dims)
@@ -211,7 +211,7 @@ def _put_sorted(
         call.give_back(spare)
     if not values.is_contiguous() or values.numel() != num_values:
         call.take(num_values * values.element_size())
-    _sort_pairs(call, num_items, num_rows)
+    _sort_pairs(call, num_items, max(num_rows - 1, 1))
 
 
 def _scatter(call: Call) -> None:
