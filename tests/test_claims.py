@@ -185,6 +185,22 @@ from oom_magic.explain.explainer import explain
             "OOMs after training for 120 steps. I lower max_completion_length, but I have to run it multiple times", [],
             ["nvidia-smi over many uses"], id="a run that is started again",
         ),
+        pytest.param(
+            "[2025-03-07 21:49:33 TP13] Decode out of memory happened. #retracted_reqs: 1, #new_token_ratio: 0.1474 -> 0.1845",
+            ["set a request back"], ["working memory"], id="a request that waits",
+        ),
+        pytest.param(
+            "Changing the reference image in the face swap workflow makes OOM, seems there is no cleanup after generation. 16GB VRAM",
+            [], ["on the host"], id="a swap of faces",
+        ),
+        pytest.param(
+            "Training Gaussian splatting: out of memory error due to increasing number of gaussian after sometime. I have tried runs by"
+            " increasing densification_interval", ["Cap the number"], ["threshold for densifying"], id="a threshold that was tried",
+        ),
+        pytest.param(
+            "Possible memory leak in DQNAgent: my memory balloons quickly and after 30m maxes my system RAM and crashes the script",
+            ["RAM"], ["nvidia-smi"], id="RAM is not seen by nvidia-smi",
+        ),
     ],
 )  # fmt: skip
 def test_a_claim_has_its_evidence_in_the_text(text, said, not_said):

@@ -290,7 +290,9 @@ def _evidence(diagnosis: Diagnosis) -> Iterator[Block]:
 def _is_quoted_before(item: Evidence, others: Sequence[Evidence]) -> bool:
     """Whether the author's words have been shown for something else that they say."""
     words = str(item.values.get("quote", "")).strip("… ")
-    return any(words and words in str(one.values.get("quote", "")) for one in others)
+    shown = [str(one.values.get("quote", "")).strip("… ") for one in others]
+    is_bare = item.key not in SENTENCES
+    return bool(words) and any(words in one or (is_bare and one and one in words) for one in shown)
 
 
 def _says_something(item: Evidence) -> bool:

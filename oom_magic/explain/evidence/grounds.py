@@ -38,6 +38,7 @@ RESTS_ON: Mapping[str, tuple[str, ...]] = {
     "told_smaller_model": ("smaller_model_works",),
     "told_saving": ("saves",),
     "told_loading": ("loads",),
+    "told_more_gaussians": ("gaussians_grow",),
     "told_idle_devices": ("leaves_devices_idle",),
     "told_split": ("gives_split",),
     "told_evaluation": ("evaluates",),

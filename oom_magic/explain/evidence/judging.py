@@ -49,6 +49,7 @@ _WEIGHTS = {Confidence.CERTAIN: 0.97, Confidence.LIKELY: 0.7, Confidence.POSSIBL
 # more, it weighs little (of the reports with such a message and words around it none had the driver as its established
 # cause).
 _WHO_ASKED = 0.25
+_GROWTH_OF_RAM = {"memory_grows", "code_sums_tensors"}
 _LIBRARIES_ASK = ("third_party_cuda_oom", "cuda_driver_call")
 _MOST_POSSIBLE = 4
 # Below this degree, similar public reports are consulted; they alone never make a cause likely.
@@ -123,6 +124,7 @@ _FIXED: dict[str, tuple[Cause, Confidence]] = {
     "pod_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
     "pod_evicted": (Cause.HOST_RAM, Confidence.CERTAIN),
     "ray_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "sglang_retracts": (Cause.MEMORY_FRACTION_LIMIT, Confidence.CERTAIN),
     "sglang": (Cause.MEMORY_FRACTION_LIMIT, Confidence.CERTAIN),
     "sd_webui": (Cause.ACTIVATIONS, Confidence.LIKELY),
     "tgi": (Cause.ACTIVATIONS, Confidence.LIKELY),
@@ -181,6 +183,7 @@ def _judged(failure: Failure | None, text: str, clues: Clues) -> Judgement:
             possible = _weighed([*supports, *likely], failure, clues, _LIKELY_FROM - 0.01)
         possible = _tempered(possible, shares)
     possible = (*_as_late(possible, clues),)
+    possible = _with_growth_of_ram(possible)
     best = possible[0] if possible else None
     if best is None or best.degree < _NAMED_FROM:
         known = (Evidence("no_message"),) if failure is None else tuple(observations(failure))
@@ -189,6 +192,17 @@ def _judged(failure: Failure | None, text: str, clues: Clues) -> Judgement:
     if failure is None:
         evidence.insert(0, Evidence("no_message"))
     return Judgement(best.cause, tuple(evidence), best.confidence, possible)
+
+
+def _with_growth_of_ram(possible: tuple[PossibleCause, ...]) -> tuple[PossibleCause, ...]:
+    """The same where RAM is not the likeliest; there what grows is RAM, which is no cause of its own."""
+    if not possible or possible[0].cause not in HOST_CAUSES:
+        return possible
+    grows = (one for one in possible if one.cause is Cause.LEAK_OR_RETAINED_REFERENCE)
+    known = possible[0].evidence
+    told = (item for one in grows for item in one.evidence if item.key in _GROWTH_OF_RAM)
+    best = replace(possible[0], evidence=(*known, *(item for item in told if item not in known)))
+    return (best, *(one for one in possible[1:] if one.cause is not Cause.LEAK_OR_RETAINED_REFERENCE))
 
 
 def _resembles_reports(failure: Failure | None, clues: Clues) -> bool:

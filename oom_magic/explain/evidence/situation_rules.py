@@ -277,6 +277,8 @@ def _is_of_device(failure: Failure | None) -> bool:
 def _part_of_the_run(clues: Clues) -> Iterator[Support]:
     """Loading, saving, evaluating: by the author's words, where no frame shows it."""
     told = clues.run.told
+    if "gaussians_grow" in told:
+        yield Support(Cause.ACTIVATIONS, 0.6, Evidence("told_more_gaussians"))
     if "leaves_devices_idle" in told and "many_ranks" in told and not _trains(clues):
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.6, Evidence("told_idle_devices"))
         yield Support(Cause.ACTIVATIONS, -0.3)

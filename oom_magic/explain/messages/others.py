@@ -178,6 +178,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("vllm_context", "cuda", True, r"largerthanthemaximumnumberoftokensthatcanbestoredinkvcache"),
     ("sd_webui", "cuda", True, r"notenoughmemory,uselowerresolution"),
     ("vllm", "cuda", True, r"exceedsavailable[a-z]{0,20}cacheblocks"),
+    ("sglang_retracts", "cuda", True, r"decodeoutofmemoryhappened"),
     ("sglang", "cuda", True, r"notenoughmemory\.pleasetrytoincrease--mem-fraction-static"),
     ("sglang", "cuda", True, r"leavenogpumemoryforthekvcacheunder--mem-fraction-static"),
     ("tgi", "cuda", True, r"notenoughmemorytohandle\d{1,9}(?:total|prefill)tokens"),

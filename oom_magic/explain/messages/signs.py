@@ -150,7 +150,8 @@ OF_DEVICE = re.compile(
     re.I | re.A,
 )
 OF_HOST = re.compile(
-    r"(?<!v)(?<!v-)(?<!gpu )\bram\b|\b(?:host|cpu|swap|page ?file)\b|\b(?:system|computer|server|physical|main)"
+    r"(?<!v)(?<!v-)(?<!gpu )\bram\b|\b(?:host|cpu|(?<!face )(?<!block )(?<!blocks )swap|page ?file)\b"
+    r"|\b(?:system|computer|server|physical|main)"
     r"(?:['’]s)? (?:\w+ )?(?:memory|ram)\b|\b(?:ubuntu|windows|linux|machine|laptop|pc|os|everything)\b[^.\n]{0,16}"
     r"\b(?:freez|hang|crawl|unrespons|stops? resp)\w*|\bdask\b|\bworker exceeded|[内內]存|記憶體|озу|оперативн"
     r"|arbeitsspeicher|(?<!cuda)(?<!hip)malloc\b|arraymemoryerror|\bmemoryerror|\benomem\b|bad_a|\bjulia\b"

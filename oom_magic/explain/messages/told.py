@@ -100,7 +100,9 @@ _DEVICE_IS_FINE = re.compile(
 # Of a training alone, where nothing says which memory it is.
 _GROWS_IN_TRAINING = re.compile(r"训练[^\n，。]{0,6}(?<!系统)(?<!服务器)(?<!主机)(?<!cpu)(?<!机器)[内內]存", re.I)
 _MEMORY_IN_CHINESE = re.compile("[内內]存|記憶體")
-_MEMORY_OF_HOST = re.compile(r"\bram\b|\bswap\b|\b(?:system|host|main) memory\b", re.I | re.A)
+_MEMORY_OF_HOST = re.compile(
+    r"\bram\b|(?<!face )(?<!blocks )(?<!block )\bswap\b|\b(?:system|host|main) memory\b", re.I | re.A
+)
 _NO_DEVICE = re.compile(
     r"\busing gpu in script\?: ?no\b|\(no (?:cuda|gpu|video) memory\)|\bnot using (?:the |any )?(?:cuda|gpus?)\b"
     r"|\b(?:no|without)(?: \w+)? gpus?\b(?![- ]?(?:memory|ram))|\bnot (?:on |the |of )?(?:gpus?|v-?ram)"

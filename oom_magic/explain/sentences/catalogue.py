@@ -77,6 +77,7 @@ CATALOGUE: Sentences = {
     "cause_memory_fraction_limit_cache": (
         "The weights and activations fill the server's share of the device: nothing is left of it for the KV cache."
     ),
+    "cause_memory_fraction_limit_requests": "The KV cache has no room for all requests that run at once.",
     "cause_memory_fraction_limit_context": (
         "The KV cache gets what the weights leave of the server's share, which is too little for one sequence of"
         " the allowed length."

@@ -12,7 +12,7 @@ from oom_magic.explain.sentences.catalogue import translate
 
 _INFERENCE = frozenset(program.key for program in PROGRAMS if not program.trains)
 _RESERVING_KEYS = ("program_reserves", "told_generation", "meaning_jax_launch")
-_CACHE_SUFFIXES = {"vllm": "_cache", "sglang": "_cache", "vllm_context": "_context"}
+_CACHE_SUFFIXES = {"vllm": "_cache", "sglang": "_cache", "sglang_retracts": "_requests", "vllm_context": "_context"}
 # Evidence of a second copy of the weights: the suffix of the cause's sentence.
 _COPY_SUFFIXES = {
     "checkpoint_to_gpu": "_twice",

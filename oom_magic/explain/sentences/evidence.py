@@ -216,6 +216,7 @@ EVIDENCE: Sentences = {
         "Weights of {weights_bytes} need about eight times as much when all of them are trained with Adam; the"
         " card has {total_bytes}."
     ),
+    "told_more_gaussians": "What a step takes grows with their number.",
     "told_idle_devices": "The model was not divided among the devices.",
     "told_split": "Such a split may count the weights only; the cache and what is computed come beside them.",
     "code_copies_weights": "The failing line makes one more copy of the weights.",

@@ -84,6 +84,7 @@ MEANINGS: Sentences = {
     "meaning_vllm_context": (
         "The longest sequence that vLLM should allow (max_model_len) needs more than its KV cache has room for."
     ),
+    "meaning_sglang_retracts": "SGLang's KV cache was full: it set a request back, and goes on.",
     "meaning_sglang": "SGLang's share of the device (--mem-fraction-static) leaves nothing for its KV cache.",
     "meaning_paddle": "PaddlePaddle ran out of device memory.",
     "meaning_mps_command_buffer": "The Mac had too little memory left to run the work submitted to the GPU.",

@@ -201,6 +201,10 @@ REMEDIES: Sentences = {
     "remedy_server_share": (
         "Give the server a smaller share of the device ({setting}): its cache shrinks, and activations fit beside it."
     ),
+    "remedy_sglang_requests": (
+        "If it happens often: run fewer requests at once (--max-running-requests), or give the cache a larger share"
+        " (--mem-fraction-static)."
+    ),
     "remedy_sglang_prefill": "Use smaller prompt chunks and fewer graphs ({setting}).",
     "remedy_tgi_tokens": "Process fewer tokens at once ({setting}).",
     "remedy_tgi_shards": "Spread the model over several devices ({setting}).",
@@ -238,6 +242,10 @@ REMEDIES: Sentences = {
         " training released first: in a fresh process."
     ),
     "remedy_paddle_more": "Raise Paddle's share, as the message says (FLAGS_fraction_of_gpu_memory_to_use).",
+    "remedy_cap_gaussians": (
+        "Cap the number of Gaussians, if the program has a setting for that, or train a smaller part of the scene at"
+        " once."
+    ),
     "remedy_fewer_gaussians": "Fewer Gaussians: a higher threshold for densifying, or a cap on their number.",
     "remedy_more_ram": "Free RAM (close programs) or add some.",
     "remedy_wsl_memory": "Give WSL more of the computer's RAM (memory= in .wslconfig); it takes half of it unless set.",

@@ -400,6 +400,10 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "compiles_server": said_as(r"launch_server\b[^\n]{0,800}--enable-torch-compile"),
     "data_is_on_host": said_as(r"--data_device[= ]['\"]?cpu"),
     "splats": said_as(r"gaussian[-_ ]?splat\w*|splatfacto|\b3dgs\b|\b2dgs\b|\bgsplat\b|\bgaussians\b"),
+    "gaussians_grow": said_as(
+        r"(?:increas|grow)\w* (?:the )?number of (?:\w+ )?gaussian",
+        r"\bnumber of (?:\w+ )?gaussians? (?:\w+ ){0,4}(?:increas|grow)"
+    ),
     "of_graphs": said_as(
         r"\btorch_geometric\b|\w*graph_?sage\b|\bedge_index\b|\bPyG\b|\bdgl\b|\bgnns?\b|graph neural|图神经网络"
     ),
@@ -415,7 +419,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"数据集|图片|图像|视频|批",
     ),
     "replays": said_as(
-        r"replay[_ ]?buffer|experience replay|rollout buffer", r"\b(?:dqn|ddpg|td3|sac)\b",
+        r"replay[_ ]?buffer|experience replay|rollout buffer", r"\b(?:dqn(?:agent)?|ddpg|td3|sac)\b",
     ),
     "full_batch": said_as(
         r"full[- _]?(?:batch|graph|image|size|volume|slide)", r"(?:whole|entire) (?:graph|image|dataset|volume"

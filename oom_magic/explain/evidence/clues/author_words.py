@@ -188,6 +188,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b(?:ran|runs?|work(?:s|ed)|starts?) (?:\w+ ){0,3}(?:the |for the |only the )?(?:first|1st) time\b"
         r"|\b(?:again (?:ran|run|start\w*)|(?:ran|run|start\w*) (?:it |the \w+ |this )?again)\b",
         r"(?:every|each|after each|eighth|several) (?:generation|run|iteration|inference|workflow)\b(?! step)",
+        r"\bno (?:memory )?clean-?up\b",
         r"\bmore than once\b|\brepeatedly\b|\btwice\b(?! as| (?:the )?(?:gpu |model )?(?:memory|size))"
         r"|(?<!to )\b(?:run|ran|running|call\w*|generat\w*) (?:\w+ ){0,4}(?:multiple|several) times\b|\bseveral runs\b"
         r"|\bre-?run(?:s|ning)?\b",

@@ -145,6 +145,7 @@ OBSERVED: dict[str, re.Pattern[str]] = {
     "ran_before": said_as(
         r"\bsame (?:code|script|settings?|parameters?|config\w*|command|batch[ _-]?size|data ?set)\b[^.\n]{0,60}"
         r"\b(?:worked|ran|was running|used to (?:work|run))\b",
+        r"\bbefore,? (?:i|we|it) (?:could|was able to|used to) (?:run|train|load|generat)\w*",
         r"\b(?:worked|ran|was running) (?:\w+ ){0,3}(?:before|yesterday|last (?:week|night|month)|previously"
         r"|(?:two|few|\d) days ago|until (?:yesterday|today|now))\b(?! (?:i |we |the )?(?:updat|upgrad|chang))",
         r"(?:之前|以前|昨天|前几天)(?:[^\n，。小少]{0,12})(?:可以|正常|能跑|没问题)"

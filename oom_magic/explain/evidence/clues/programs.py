@@ -385,7 +385,8 @@ _SHOWS_TORCH = re.compile(r"torch|\.cuda\(|transformers|lightning|accelerate|dee
 # A text that compares such servers is about the one that it names first.
 _SERVERS = ("vllm", "sglang", "tgi")
 _BY_FORMAT = {
-    "vllm": "vllm", "vllm_context": "vllm", "vllm_startup": "vllm", "sglang": "sglang", "tgi": "tgi",
+    "vllm": "vllm", "vllm_context": "vllm", "vllm_startup": "vllm", "sglang": "sglang", "sglang_retracts": "sglang",
+    "tgi": "tgi",
     "llama_cpp": "llama_cpp", "llama_cpp_host": "llama_cpp", "ollama_host": "ollama", "onnxruntime": "onnxruntime",
     "tensorrt": "tensorrt",
     "tensorrt_tactic": "tensorrt", "jax": "jax", "jax_launch": "jax", "tensorflow": "tensorflow",

@@ -50,6 +50,7 @@ _CHANGES: Mapping[str, re.Pattern[str]] = {
     "tried_detach": words(r"\bdetach\w*|\.item\(\)"),
     "tried_no_grad": words(r"\bno_grad\b|\binference_mode\b"),
     "tried_ram": words(r"\bswap\b|\bpag(?:e|ing) ?file", r"虚拟内存"),
+    "tried_densify": words(r"densif\w*|grad_threshold"),
     "tried_limit": words(r"\b(?:max(?:imum)?|more|larger|higher|increas\w+) (?:the )?(?:memory|mem|ram)\b|--mem\b"),
 }  # fmt: skip
 # Changes that help only one way.

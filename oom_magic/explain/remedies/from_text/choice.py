@@ -37,6 +37,7 @@ _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
     "vllm_context": ("shorter_context", "larger_share", "lighter_weights"),
     "vllm_startup": ("server_share", "close_processes_any"),
     "sglang": ("larger_share", "lighter_weights"),
+    "sglang_retracts": ("sglang_requests",),
     "hf_offload": ("quantized_model", "smaller_model"),
     "ipex_4gb": ("smaller_arrays",),
     "tensorflow_host": ("smaller_input", "more_ram"),
