@@ -201,6 +201,26 @@ from oom_magic.explain.explainer import explain
             "Possible memory leak in DQNAgent: my memory balloons quickly and after 30m maxes my system RAM and crashes the script",
             ["RAM"], ["nvidia-smi"], id="RAM is not seen by nvidia-smi",
         ),
+        pytest.param(
+            'I tried to run "train.lua" but it failed when it tried to load the model: cuda runtime error (2) : out of memory', [],
+            ["map_location"], id="a checkpoint in Lua",
+        ),
+        pytest.param(
+            "I test the result on youtube-vos and get CUDA out of memory, 12GB is not enough. Can you tell how much is needed for"
+            " test? And training?", [], ["forward pass saves"], id="a question about training",
+        ),
+        pytest.param(
+            "CUDA out of memory with 3.1.1 even at 512x512. In 3.1.0 I could generate 3 images at 1024x1024 without running into"
+            " problems", [], ["1024x1024"], id="a size that ran",
+        ),
+        pytest.param(
+            "ComfyUI: out of memory on my 8 GB GPU in the sampler with SDXL. Turning off the preview method suddenly fixed all those problems",
+            ["Leave off"], [], id="what the author found",
+        ),
+        pytest.param(
+            "Training LoRAs works, but the dreambooth script runs out of RAM on the first step. I feel like 24GB (7900 XTX) should be"
+            " more than enough", ["device memory"], ["on the host"], id="RAM that is the card's",
+        ),
     ],
 )  # fmt: skip
 def test_a_claim_has_its_evidence_in_the_text(text, said, not_said):

@@ -70,6 +70,7 @@ RESTS_ON: Mapping[str, tuple[str, ...]] = {
     "told_batch_of_one": ("batch_of_one",),
     "dense_pairs": ("dense_pairs",),
     "index_error_beside": ("indexes",),
+    "told_runs_without": ("works_without",),
     "told_without": ("works_without",),
     "told_contrast": ("sizes_contrast",),
     "told_ran_before": ("ran_before",),

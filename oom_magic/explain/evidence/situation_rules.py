@@ -279,7 +279,8 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
     told = clues.run.told
     if "gaussians_grow" in told:
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("told_more_gaussians"))
-    if "leaves_devices_idle" in told and "many_ranks" in told and not _trains(clues):
+    holds_data = clues.program is not None and clues.program.program.key in ("rapids", "boosting")
+    if "leaves_devices_idle" in told and "many_ranks" in told and not _trains(clues) and not holds_data:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.6, Evidence("told_idle_devices"))
         yield Support(Cause.ACTIVATIONS, -0.3)
     elif "gives_split" in told and "many_ranks" in told and not _trains(clues):

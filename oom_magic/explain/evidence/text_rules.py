@@ -43,6 +43,9 @@ _OF_DATA = ("rapids", "thrust", "cupy", "numba")
 _CHECKPOINT_LOAD = re.compile(
     r"_cuda_deserialize|restore_location|persistent_load|\b(?:torch|th)\.load\(|load_from_checkpoint|load_checkpoint\("
 )
+_SETTLED_SO = re.compile(
+    r"\b(?:turning|turned|switching|switched) (?:it |this )?off\b[^.]{0,80}\b(?:fixed|solved)\b", re.I
+)
 _COPIES_WEIGHTS = re.compile(
     r"\.clone\(\)[^\n]{0,20} for \w+ in (?:self\.)?\w*param|\bdeepcopy\((?:self\.)?\w*(?:model|net|policy|actor)\w*\)"
 )
@@ -315,6 +318,9 @@ def _differences(failure: Failure | None, clues: Clues) -> Iterator[Support]:
             yield Support(cause, 0.6, Evidence("told_without"))
             yield Support(Cause.ACTIVATIONS, -0.5)
             break
+    else:
+        if without and not is_of_host and _SETTLED_SO.search(without):
+            yield Support(Cause.ACTIVATIONS, 0.5, Evidence("told_runs_without"))
     if "higher_limit_helps" in told:
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.6, Evidence("told_higher_limit"))
         yield Support(Cause.ACTIVATIONS, -0.5)

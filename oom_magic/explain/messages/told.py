@@ -109,6 +109,12 @@ _NO_DEVICE = re.compile(
     r"\b(?: memory| ram)?|\bcpu[- ]only\b",
     re.I | re.A,
 )
+_CARD_SHOULD_DO = re.compile(  # what runs out is compared with the card
+    r"\bout of ram\b[^\n]{0,120}\b\d{1,3} ?gb\b[^\n]{0,24}"
+    r"\b(?:[1-9]\d00 ?xtx?|[rg]tx|gpu|card|vram|[345]0[6-9]0)\b[^\n]{0,24}"
+    r"\b(?:should be|is) (?:more than )?enough",
+    re.I | re.A,
+)
 _IN_LISTS = re.compile(r"\(GPU\?\)")  # of an environment (transformers-cli env)
 _A_QUESTION = re.compile(
     r"是因为|是不是|是否|难道|\b(?:is|was|could) (?:it|this|that) (?:be )?(?:because|due|caused|related)", re.I | re.A
@@ -134,7 +140,9 @@ def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
         if match is not None and not (_is_killed_for_device(kind, cleaned, match) or _is_asked(cleaned, match)):
             is_denied = _NO_DEVICE.search(cleaned, max(0, match.start() - 12), match.end())
             is_open = kind.format == "told" or is_denied or _MEMORY_IN_CHINESE.search(match.group())
-            yield (_whose(cleaned, kind.pattern) if is_open else kind), match
+            kind = _whose(cleaned, kind.pattern) if is_open else kind
+            is_of_card = kind.backend == "cpu" and _CARD_SHOULD_DO.search(cleaned, 0, _LONGEST_STORY)
+            yield (_OF_WHOM[True, False] if is_of_card else kind), match
             return
     sign = _sign(cleaned)
     if sign is not None and not _is_asked(cleaned, sign):

@@ -16,7 +16,9 @@ MEANINGS: Sentences = {
         " the failing line exceed what their integer type holds, or a shape there is wrong."
     ),
     "meaning_cuda_malloc_async": "The driver's own allocator (cudaMallocAsync) ran out of memory.",
-    "meaning_cuda_thc_pre0.4.1": "PyTorch 0.4.0 or older ran out of device memory; it prints no sizes.",
+    "meaning_cuda_thc_pre0.4.1": (
+        "PyTorch 0.4.0 or older (or Torch for Lua) ran out of device memory; it prints no sizes."
+    ),
     "meaning_cuda_error_oom": (
         "The driver found no free memory. PyTorch's own allocator prints sizes since 0.4.1, so the call may have"
         " come from outside it."

@@ -142,6 +142,7 @@ REMEDIES: Sentences = {
     ),
     "remedy_fewer_workers": "Fewer worker processes: each holds a copy of what it touches.",
     "remedy_fewer_processes": "Start fewer processes at once (workers, jobs): each commits memory of its own.",
+    "remedy_leave_off": "Leave off what the text says it runs without.",
     "remedy_copy_on_host": "Keep that copy in host memory (.cpu()), or do without it.",
     "remedy_state_on_host": (
         "Gather the state in RAM, not on the GPU, before saving it; or save each process's shard."

@@ -107,7 +107,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "in_another_language": said_as(
         r"\bdarknet\b|\b(?:chang|edit|modif|compil)\w* (?:the )?[\w/.-]{1,40}\.c(?:pp)?\b",
-        r"luajit|\.lua:\d|luarocks|`lua\b|\bcutorch\b|\btorch7\b"
+        r"luajit|\.lua\b|luarocks|`lua\b|\bcutorch\b|\btorch7\b"
         r"|\brequire ?['\"]c?u?nn?['\"]|\.java:\d|\bgoroutine\b|\.rs:\d|\btch::|libtorch|torch::",
     ),
     "has_own_page": said_as(r"lm[- ]?studio|kobold|oobabooga|text-generation-webui|gpt4all|localai"),
@@ -193,7 +193,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "trains": said_as(
         r"(?<!pre-)(?<!pre )(?<!not even )(?<!not )(?<!model i have )(?<!model i )(?<!model we )\btrain(?:ing|er"
-        r"|ed|s|_\w+)?\b(?![- ]free| and inference)"
+        r"|ed|s|_\w+)?\b(?![- ]free| and inference|\?(?<=and training\?))"
         r"(?<!trained(?= model))(?<!trained(?= weights))(?<!trained(?= network))",
         r"\bfine[- ]?tun(?!ed (?:[\w.-]+ ){0,2}(?:models?|weights|checkpoints?|version)\b)",
         r"\btrain\w*\.(?:py|sh)", r"(?<!-)\bepochs?\b", r"(?<![-_])\b(?:grpo|rlhf|dpo|reinforce\+\+)\b",
@@ -332,7 +332,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "leaves_devices_idle": said_as(  # though more than one is there
         r"\b(?:not|n't|doesn't|ignor\w*) (?:\w+ )?(?:respect|accept|follow|obey)?\w* ?(?:the |my )?gpu[-_ ]split",
         r"\b(?:none|nothing)\b[^.\n]{0,24}\bother (?:\d )?(?:gpus?|cards?)\b",
-        r"\b(?:other|second|2nd)(?: (?:one|gpu|card)s?)? (?:is|are|was|were) (?:not used|unused|idle|empty"
+        r"\b(?:other|second|2nd)(?: (?:one|gpu|card)s?)? (?:is|are|was|were) (?:sitting )?(?:not used|unused|idle|empty"
         r"|never used)\b",
         r"\b(?:only|just) (?:ever )?us(?:es|ing) (?:1|one|a single|the first)(?: (?:gpu|card|one))?\b"
         r"(?! (?:at|per|for|of))",

@@ -115,12 +115,31 @@ class Magnitude:
     words: str
 
 
+_RAN_SO = re.compile(  # sizes at which nothing failed
+    r"\bcould (?:\w+ )?(?:run|generate|train|render|do)\b(?:(?!\boom\b|out of memory|\bfail|\bcrash)[^.\n])*$"
+    r"|\bwithout (?:running into |any |a )?(?:problem|issue|error|oom)",
+    re.I,
+)
+
+
+def _is_no_large_picture(text: str, match: re.Match[str]) -> bool:
+    """Whether two numbers are no picture, or one at which nothing failed."""
+    is_another = _NOT_A_PICTURE.search(text, max(0, match.start() - 24), match.start())
+    return bool(is_another or _RAN_SO.search(_sentence_of(text, match)))
+
+
+def _sentence_of(text: str, match: re.Match[str]) -> str:
+    start = max(text.rfind(". ", 0, match.start()), text.rfind("\n", 0, match.start())) + 1
+    ends = [end for end in (text.find(". ", match.end()), text.find("\n", match.end())) if end >= 0]
+    return text[start : min(ends, default=len(text))]
+
+
 def large_inputs(text: str) -> tuple[Magnitude, ...]:
     """Every large input whose size the text gives; each kind once."""
     found: dict[str, Magnitude] = {}
     text = _TAKEN.sub("", text)
     for match in _SIDES.finditer(text):
-        if _NOT_A_PICTURE.search(text, max(0, match.start() - 24), match.start()):
+        if _is_no_large_picture(text, match):
             continue
         if match.group().startswith(("(", "[")) and not _OF_A_PICTURE.search(
             text, max(0, match.start() - 60), match.start()

@@ -79,6 +79,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "told_metrics": ("reset_metrics",),
     "told_models_beside": ("unload_models",),
     "told_merging": ("merge_on_host",),
+    "told_runs_without": ("leave_off",),
     "code_copies_weights": ("copy_on_host",),
     "weights_fill_one_card": ("use_all_devices",),
     "told_idle_devices": ("use_all_devices",),
@@ -102,7 +103,7 @@ _OF_ANY_RUN = {
 # Evidence that determines the first change in any program.
 _IN_ANY_PROGRAM = {
     "mps_others", "above_block_limit", "offloaded_pinned", "parallel_slots", "told_models_beside", "paddle_share",
-    "told_merging", "told_collects", "replay_buffer", "weights_fill_one_card",
+    "told_merging", "told_collects", "replay_buffer", "weights_fill_one_card", "told_runs_without",
     "told_idle_devices", "told_split",
 }  # fmt: skip
 # What helps against each cause, the first step first. Keys of the catalogue (``remedy_<key>``).
@@ -261,7 +262,7 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
     stages = () if program is None else program.stages
     of_stage = next((one.remedies for one in stages if one.remedies and f"stage_{one.key}" in keys), ())
     if of_stage and is_device:
-        return of_stage
+        return (*_by_evidence(keys & {"told_runs_without"}, diagnosis), *of_stage)
     if program is not None and is_device and diagnosis.cause is not Cause.NOT_OOM:
         first = _by_evidence(keys & _IN_ANY_PROGRAM, diagnosis)
         return tuple(dict.fromkeys((*first, *own)))

@@ -79,7 +79,7 @@ NEEDS: Mapping[str, Needs] = {
     "detach": _row("own_loop", absent="tried_detach", instead="detach_own"),
     "detach_own": _row(absent="tried_detach in_another_language", instead="restart_program"),
     "collect_on_host": _row(code="own_loop"),
-    "map_location_cpu": _row("names_checkpoint", code="own_loop"),
+    "map_location_cpu": _row("names_checkpoint", absent="in_another_language", code="own_loop"),
     "gather_on_host": _row("transformers_trainer keeps_predictions predicts_all", code="trainer"),
     "fsdp_any": _row(
         "many_ranks has_ranks", absent="shards on_mps one_device", code="own_loop trainer", instead="fsdp_if_any"
