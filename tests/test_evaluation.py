@@ -218,6 +218,25 @@ def test_steps_are_followed_further_where_neither_like_steps_nor_an_evaluation_t
     assert RemedyEvaluator(Late(), Situation(need(6), GPU)).needed_bytes == need(16)
 
 
+def test_where_each_batch_keeps_its_graph_smaller_ones_are_evaluated_without():
+    class Graphs(Run):
+        is_evaluation = True
+
+        def check(self, variation):
+            if {type(change).__name__ for change in variation.changes} - {"NoGradients"}:
+                raise NotEvaluatedError(Evidence("reason_so_already"), applies=False)
+
+        def run(self, variation):
+            self.variations.append(variation)
+            return self._report(variation.sizes.get("batch", 16) // 2 if variation.changes else 16)
+
+    run = Graphs()
+    both, *_ = [one for one in evaluated(run, need(5)) if one.fits]
+    assert (both.key, both.values["keys"]) == ("combination", ("no_grad", "smaller_evaluation"))
+    assert (both.values["after"], both.needed_bytes) == (8, need(4))
+    assert all(one.changes for one in run.variations if "batch" in one.sizes)
+
+
 @pytest.mark.slow
 def test_a_larger_card_is_no_remedy_for_a_loop_that_leaks_and_was_left():
     class Left(Run):

@@ -83,6 +83,22 @@ def test_a_whole_data_set_is_trained_on_in_parts(cell: str):
     assert losses(in_parts) == pytest.approx(losses(cell))
 
 
+def test_smaller_batches_and_no_graph_are_one_change_of_the_cell():
+    def encode(rows, batch_size=64):
+        return torch.cat([net(rows[at : at + batch_size].float()) for at in range(0, len(rows), batch_size)])
+
+    net = torch.nn.Linear(4, 2)
+    cell = "net.eval()\nout = encode(rows, batch_size=32)"
+    names = {"torch": torch, "net": net, "rows": torch.zeros(4096, 4), "encode": encode}
+    tree = ast.parse(cell)
+    rehearsal = CellRehearsal(lambda code, seen: exec(compile(code, "<cell>", "exec"), seen), tree, names)
+    rehearsal.begin((), 0)
+    rehearsal.run(Variation(sizes={"batch": 16}))
+    code = rehearsal.own_code("no_grad", {"after": 16})
+    assert code == "with torch.no_grad():\n    net.eval()\n    out = encode(rows, batch_size=16)"
+    assert ast.unparse(tree) == cell
+
+
 def test_rows_are_given_to_functions_of_the_users_by_name():
     """Methods of tensors have no arguments that could be told."""
     names = {"fit": fit, "net": torch.nn.Linear(4, 2), "data": torch.zeros(64, 4), "labels": torch.zeros(64, 2)}

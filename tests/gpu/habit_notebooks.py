@@ -156,3 +156,27 @@ how = {"max_new_tokens": 400, "min_new_tokens": 400, "do_sample": False, "pad_to
         }
     },
 )
+
+NOTEBOOKS["embeddings with their graphs"] = Notebook(
+    (
+        SMALL
+        + """
+class Embedder:
+    def __init__(self):
+        self.model = GPT2LMHeadModel(config).transformer.cuda().eval()
+    def encode(self, texts, batch_size=64):
+        out = []
+        for start in range(0, len(texts), batch_size):
+            ids = torch.stack([torch.full((256,), 5 + len(text)) for text in texts[start:start + batch_size]]).cuda()
+            out.append(F.normalize(self.model(input_ids=ids).last_hidden_state.mean(1), dim=-1))
+        return torch.cat(out)
+embedder = Embedder()
+texts = [f"document {i}" for i in range(1024)]
+""",
+        "{NG}embeddings = embedder.encode(texts, batch_size={B})\nscores = embeddings @ embeddings.T",
+    ),
+    {"B": 256, "NG": ""},
+    FILLED | names("leak_or_retained_reference"),
+    names("combination"),
+    {"combination": lambda before, remedy: {"B": remedy["after"], "NG": "torch.set_grad_enabled(False); "}},
+)

@@ -255,9 +255,7 @@ class CellRehearsal:
 
         overridden: dict[SizeParameter, int] = {}
         cut: list[ShorterInputs] = []
-        left = len(variation.sizes)
-        for what, value in variation.sizes.items():
-            left -= 1
+        for left, (what, value) in zip(reversed(range(len(variation.sizes))), variation.sizes.items(), strict=True):
             if what not in self.parameters:
                 changed = replace(variation, parts=(*variation.parts, *((one, {}) for one in cut)))
                 self.parameters[what], report = self._find_parameter(what, value, changed, overridden)
@@ -347,6 +345,9 @@ class CellRehearsal:
         """The cell's statements with the remedy; for a size, the statement that sets it."""
         what = _SIZE_OF.get(key)
         if what is None:
+            if key == "no_grad" and "after" in values:
+                has_trained = self._survey is None or self._survey.has_trained
+                return "" if has_trained else self._writer.without_graph(self.parameters["batch"], values["after"])
             if key == "no_grad" and self.runs_frozen:
                 return self._writer.rewritten(frozen_without_gradients)
             if key == "no_grad" and (self._survey is None or self._survey.has_trained):

@@ -24,12 +24,12 @@ from oom_magic.explain.remedies.remedy_code import RemedyCode
 from oom_magic.explain.remedies.room import (
     DROPPED,
     between_steps_bytes,
+    cheapest_with_segments,
     dropping,
     growing_segments,
     making_room,
     needed_bytes,
     other_hardware,
-    with_segments,
 )
 from oom_magic.explain.remedies.specs import SHRINKING, STEP, RemedySpec, mends_growth, remedy_specs, shrinking
 from oom_magic.memory.allocator.segments import GRANULE_BYTES
@@ -238,8 +238,11 @@ class RemedyEvaluator:
                 safe = {spec.key for spec, one in found if one.verdict == "safe"}
                 if candidate.key in safe or (safe and self._is_too_little(candidate)):
                     continue
-                is_left_out = bool(safe) and candidate.key in _COMPILED_ANEW
-                for remedy in self._left_out(candidate) if is_left_out else self._evaluated(candidate):
+                graph = next((one for one in found if one[0].key == "no_grad" and one[1].saving_bytes), None)
+                evaluate = self._left_out if safe and candidate.key in _COMPILED_ANEW else self._evaluated
+                if graph is not None and candidate.key == "smaller_evaluation":
+                    evaluate = partial(self._smaller_without_graph, graph=graph)
+                for remedy in evaluate(candidate):
                     found.append((candidate, remedy))
                     yield self._after_release(remedy)
                 is_mended = has_leak and found and mends_growth(candidate)
@@ -253,7 +256,7 @@ class RemedyEvaluator:
             for remedy in self._segments:
                 yield from self._if_useful(remedy)
         if not has_leak and not any(remedy.fits for _, remedy in found):
-            yield from self._with_segments()
+            yield from cheapest_with_segments(self._in_pieces, self.needed_bytes, self._situation)
 
     def _after_release(self, remedy: Remedy) -> Remedy:
         """The remedy as it is shown where something is to be released first, and it was priced so."""
@@ -264,13 +267,6 @@ class RemedyEvaluator:
         gap = "\n\n" if is_placed(remedy.code) else "\n"
         code = f"{self._released.code}{gap}{remedy.code}" if is_code else remedy.code
         return replace(remedy, note=note, code=code)
-
-    def _with_segments(self) -> Iterator[Remedy]:
-        """The cheapest change that fits together with expandable segments."""
-        for remedy, report in sorted(self._in_pieces, key=lambda one: one[0].cost):
-            for both in with_segments(remedy, report, self.needed_bytes, self._situation):
-                yield both
-                return
 
     def _dropped(self) -> Iterator[tuple[RemedySpec, Remedy]]:
         """The run without memory that earlier cells hold needlessly."""
@@ -356,6 +352,12 @@ class RemedyEvaluator:
             self._in_pieces.append((remedy, report))
         yield from iter((remedy,)) if is_wanted else self._if_useful(remedy)
 
+    def _smaller_without_graph(self, candidate: RemedySpec, graph: tuple[RemedySpec, Remedy]) -> Iterator[Remedy]:
+        """Smaller evaluation batches without a graph: with it, they would keep as much in the end."""
+        with suppress(NotEvaluatedError):
+            both = self._together((graph, (candidate, self._unevaluated(candidate))))
+            yield from self._if_useful(self._with_code(both, "no_grad", both.values))
+
     def _left_out(self, candidate: RemedySpec) -> Iterator[Remedy]:
         """A remedy whose rehearsal compiles, by name: it takes as long as all others together."""
         with suppress(NotEvaluatedError):
@@ -391,18 +393,17 @@ class RemedyEvaluator:
         )
         return self._situation.judged(remedy, now)
 
-    def _smaller(self, what: str, base: Variation) -> Remedy:
+    def _smaller(self, what: str, base: Variation, needed: int | None = None) -> Remedy:
         """The largest smaller batch (or length) that is safe, else fits, else the smallest. Raises NotEvaluatedError.
 
         Smaller batches are compensated by accumulating gradients, which is included in the need. Without another change
-        the peak is that of the smaller batch alone.
+        the peak is that of the smaller batch alone. ``needed``: with the other change and the batch as it is, if known.
         """
         key, cost, speed = self._shrinking(what)
         before = self._rehearsal.sizes[what]
         whole = self._global_batch or before
         sizes = divisors(whole, before) if what == "batch" else parts(before)
         reports: dict[int, MemoryReport] = {}
-
         accumulated = partial(self._accumulated, key, whole)
 
         @cache
@@ -412,7 +413,7 @@ class RemedyEvaluator:
             return needed_bytes(reports[size], smaller.batches)
 
         limits = (self._situation.safe_bytes, self._situation.usable_bytes)
-        before_need, least = (before, self.needed_bytes), between_steps_bytes(self._baseline)
+        before_need, least = (before, needed or self.needed_bytes), between_steps_bytes(self._baseline)
         fitting = (largest_fitting(need, sizes, before_need, least, limit) for limit in limits)
         after = next(filter(None, fitting), None) or min(reports)
         values = {"before": before, "after": after, "accumulation": whole // after, "name": self._rehearsal.label(what)}
@@ -481,7 +482,8 @@ class RemedyEvaluator:
             report = self._run(changed)
             self._variations[identity_of(remedy)] = changed
             return self._with_saving(remedy, report, needed_bytes(report))
-        smaller = self._smaller("batch", changed)
+        known = [one.needed_bytes for spec, one in chosen if one.needed_bytes and not (spec.variation or changed).sizes]
+        smaller = self._smaller("batch", changed, min(known, default=None))
         together = replace(
             smaller, key="combination", cost=cost, speed="combination", values={**values, **smaller.values},
             code=joined([remedy.code, smaller.code]),

@@ -5,7 +5,7 @@ Such memory is on the device although the failed run does not use it: an older m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +89,16 @@ def with_segments(remedy: Remedy, report: MemoryReport, needed: int, situation: 
             batches = (remedy.global_batch_before, remedy.global_batch_after)
             both = replace(both, global_batch_before=batches[0], global_batch_after=batches[1])
             yield replace(both, code=code, language=remedy.language)
+
+
+def cheapest_with_segments(
+    in_pieces: Sequence[tuple[Remedy, MemoryReport]], needed: int, situation: Situation
+) -> Iterator[Remedy]:
+    """The cheapest of the changes, each with the report of its run, that fits together with expandable segments."""
+    for remedy, report in sorted(in_pieces, key=lambda one: one[0].cost):
+        for both in with_segments(remedy, report, needed, situation):
+            yield both
+            return
 
 
 def other_hardware(report: MemoryReport, needed: int, situation: Situation, is_alone: bool) -> Iterator[Remedy]:

@@ -107,6 +107,14 @@ class CodeWriter:
         models = {name for name, value in self._names.items() if is_module(value)}
         return self.rewritten(lambda tree, _: evaluations_without_gradients(tree, models))
 
+    def without_graph(self, size: SizeParameter | None, after: int) -> str:
+        """The cell, which only evaluates, under ``no_grad`` and with another size; "" where that cannot be set."""
+        if size is None or size.rows:
+            return ""
+        with size.override(self._tree, self._names, after):
+            code = self.rewritten(lambda code, seen: own_code(code, seen, "no_grad", {}))
+        return f"{size.target} = {after}\n{code}" if code and size.target else code
+
     def with_sizes(self, overridden: Mapping[SizeParameter, int], accumulation: int) -> str:
         """The statements changed by sizes, and assignments for those that other cells set; with more than one batch per
         step, the loop, too."""
