@@ -226,7 +226,9 @@ NVIDIA = re.compile(
     re.I | re.A,
 )
 _NAMED_HOST = re.compile(
-    r"(?<!gpu )(?<!video )(?<!gb )(?<!gb of )\bram\b|\bcpus?\b|\b(?:system|host) memory\b|killed", re.I | re.A
+    r"(?<!gpu )(?<!video )(?<!gb )(?<!gb of )\bram\b(?![^.\n]{0,30}\b(?:nvtop|nvidia-smi)\b)"
+    r"|\bcpus?\b|\b(?:system|host) memory\b|killed",
+    re.I | re.A,
 )
 _OTHER_VENDORS = (
     ("mps", re.compile(r"\bmps\b|\bmac(?:book|os|[ -]?mini|[ -]?studio)?\b|\bapple silicon\b", re.I | re.A)),
