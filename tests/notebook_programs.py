@@ -95,11 +95,23 @@ def narrow_heads() -> None:
                 attention.to(dtype)(x, x, x, need_weights=False)
 
 
+def by_columns() -> None:
+    """Convolutions without cuDNN are products, whose workspace the backward's thread has for itself."""
+    with torch.backends.cudnn.flags(enabled=False):
+        model = nn.Sequential(
+            nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 1), nn.ReLU(), nn.Conv2d(64, 8, 5)
+        )
+        model.to(CUDA)
+        for _ in range(2):
+            _differentiate(model(torch.randn(8, 16, 64, 64, device=CUDA)).square().mean())
+
+
 NOTEBOOKS: dict[str, Callable[[], None]] = {
     "backward_under_autocast": backward_under_autocast(use_reentrant=False),
     "backward_under_autocast_reentrant": backward_under_autocast(use_reentrant=True),
     "written_by_index": written_by_index,
     "narrow_heads": narrow_heads,
+    "by_columns": by_columns,
     "in_determined_order": in_determined_order,
     "chosen_by_masks": chosen_by_masks,
     "weighted_losses": weighted_losses,

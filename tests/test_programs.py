@@ -191,3 +191,14 @@ def test_rows_of_as_many_bits_as_one_pass_are_sorted_without_copies(num_rows: in
         rows.index_put_((index,), torch.zeros(4000, 2, device="cuda"), accumulate=True)
 
     assert taken in om.dry_run(accumulate, gpu="RTX 3060").timeline.requested_bytes.tolist()
+
+
+@pytest.mark.parametrize(("gpu", "has_columns"), [("T4", True), ("RTX 3060", False)])
+def test_convolutions_in_bfloat16_are_products_before_compute_capability_8(gpu: str, has_columns: bool) -> None:
+    """The patches of an image as columns, as the CUDA build takes them on a T4."""
+
+    def convolve() -> None:
+        images, kernels = (torch.randn(shape, device="cuda").bfloat16() for shape in ((8, 3, 32, 32), (32, 3, 3, 3)))
+        torch.nn.functional.conv2d(images, kernels, padding=1)
+
+    assert (3 * 9 * 32 * 32 * 2 in om.dry_run(convolve, gpu=gpu).timeline.requested_bytes.tolist()) is has_columns

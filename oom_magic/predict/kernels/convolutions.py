@@ -26,6 +26,7 @@ from torch._ops import OpOverload
 from oom_magic.language import _
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.kernels.copies import make_outputs
+from oom_magic.predict.kernels.matrix_products import work_by_cublas
 from oom_magic.predict.kernels.reductions import take_buffers
 from oom_magic.predict.operators.calls import Call
 from oom_magic.units import MIB
@@ -161,6 +162,12 @@ def is_by_cudnn(
     )
 
 
+def _is_supported(call: Call, tensor: torch.Tensor) -> bool:
+    """Whether the card's cuDNN takes the type (cuda/detail/CUDAHooks.cpp,
+    ``supportsBFloat16ConvolutionWithCuDNNv8``)."""
+    return tensor.dtype is not torch.bfloat16 or call.gpu.card.capability >= (8, 0)
+
+
 def _is_depthwise(tensor: torch.Tensor, weight: torch.Tensor, transposed: bool, groups: int) -> bool:
     return not transposed and tensor.shape[1] == groups > 1 and weight.shape[0] % tensor.shape[1] == 0
 
@@ -211,10 +218,12 @@ def _compute(
 ) -> None:
     """What computes it: cuDNN, or PyTorch's products; ``options`` from the stride on, as ``convolution`` has them."""
     stride, padding, dilation, transposed, _output_padding, groups = options
-    if not is_by_cudnn(tensor, weight, transposed, stride, dilation, groups):
+    if not (_is_supported(call, tensor) and is_by_cudnn(tensor, weight, transposed, stride, dilation, groups)):
         is_plain = set(weight.shape[2:]) == set(stride) == {1} and not any(padding)
         if not (is_plain or _is_depthwise(tensor, weight, transposed, groups)):
-            call.give_back(call.take(_column_bytes(weight, tensor if transposed else made)))
+            columns = call.take(_column_bytes(weight, tensor if transposed else made))
+            work_by_cublas(call)
+            call.give_back(columns)
         return
     call.gpu.values.assume(
         _(
@@ -276,10 +285,12 @@ def _backward(call: Call) -> None:
     if tensor.dim() == 3 and not tensor.is_contiguous():
         call.take_like(tensor)
         tensor = tensor.contiguous()
-    is_cudnn = is_by_cudnn(tensor, weight, transposed, stride, dilation, groups)
+    is_cudnn = _is_supported(call, tensor) and is_by_cudnn(tensor, weight, transposed, stride, dilation, groups)
     copies: list[int] = []
-    if is_cudnn or not _is_depthwise(tensor, weight, transposed, groups):
+    if is_cudnn:
         _backward_of_cudnn(call, gradient, tensor, weight, options)
+    elif not _is_depthwise(tensor, weight, transposed, groups):
+        _backward_by_columns(call, gradient, tensor, weight, transposed)
     elif tensor.dim() == 5:
         copies, gradient = _backward_of_volumes(call, gradient, tensor, weight)
     else:
@@ -316,6 +327,20 @@ def _backward_of_cudnn(
         _compute(call, "weight", tensor, weight, gradient, options)
         call.give_back(*reversed(laid_out))
     call.give_back(*reversed(copies))
+
+
+def _backward_by_columns(
+    call: Call, gradient: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor, transposed: bool
+) -> None:
+    """aten/src/ATen/native/cuda/ConvolutionMM2d.cu, ``slow_conv2d_backward_cuda``: columns to the end, the weight's
+    gradient last."""
+    if call.args[-1][0]:
+        call.output(0)
+    call.take(_column_bytes(weight, tensor if transposed else gradient))
+    work_by_cublas(call)
+    for position in (2, 1):
+        if call.outputs[position] is not None:
+            call.output(position)
 
 
 def _backward_of_depthwise(call: Call, gradient: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor) -> None:

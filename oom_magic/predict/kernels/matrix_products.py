@@ -21,44 +21,44 @@ aten = torch.ops.aten
 _POINTER = 8  # bytes, of strides and addresses
 
 
-class _Workspaces:
-    """One workspace for each library, stream and handle, of which each thread has one on each card."""
+def _product(call: Call) -> None:
+    """A product by cuBLAS."""
+    _copy_factors(call)
+    work_by_cublas(call)
 
-    def product(self, call: Call) -> None:
-        """A product by cuBLAS."""
-        _copy_factors(call)
-        self._work_by_cublas(call)
 
-    def biased_product(self, call: Call) -> None:
-        """``addmm``: a bias for each column is added inside cublasLt."""
-        bias = call.args[0]
-        has_epilogue = bias.dim() == 1 and bias.is_contiguous()
-        if not has_epilogue or HERE.is_unified:
-            self.product(call)
-            return
-        _copy_factors(call)
-        if HERE.lt_takes_both:
-            self._work_by_cublas(call)
-        self._work(call, "cublasLt", cublas_lt_bytes, stays=HERE.lt_stays)
+def _biased_product(call: Call) -> None:
+    """``addmm``: a bias for each column is added inside cublasLt."""
+    bias = call.args[0]
+    has_epilogue = bias.dim() == 1 and bias.is_contiguous()
+    if not has_epilogue or HERE.is_unified:
+        _product(call)
+        return
+    _copy_factors(call)
+    if HERE.lt_takes_both:
+        work_by_cublas(call)
+    _work(call, "cublasLt", cublas_lt_bytes, stays=HERE.lt_stays)
 
-    def _work_by_cublas(self, call: Call) -> None:
-        self._work(call, "cublas", cublas_bytes, stays=HERE.stays)
 
-    def _work(self, call: Call, library: str, size: SizeFunction, *, stays: bool) -> None:
-        if not stays:
-            call.allocate_scratch(size)
-            return
-        owner = (library, call.gpu.streams.at_work(), call.gpu.threads.handle(call.gpu.current))
-        if owner not in call.gpu.workspaces:
-            call.gpu.workspaces[owner] = call.keep_by(size, operator=library, category=Category.WORKSPACE)
+def work_by_cublas(call: Call) -> None:
+    """Take the workspace of cuBLAS, of which each thread has one on each card and stream."""
+    _work(call, "cublas", cublas_bytes, stays=HERE.stays)
+
+
+def _work(call: Call, library: str, size: SizeFunction, *, stays: bool) -> None:
+    if not stays:
+        call.allocate_scratch(size)
+        return
+    owner = (library, call.gpu.streams.at_work(), call.gpu.threads.handle(call.gpu.current))
+    if owner not in call.gpu.workspaces:
+        call.gpu.workspaces[owner] = call.keep_by(size, operator=library, category=Category.WORKSPACE)
 
 
 def product_rules(gpu: GPU) -> dict[OpOverload, Rule]:
     """The rules of the products, in one process on this card."""
-    workspaces = _Workspaces()
     products = (aten.mm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.dot, aten.vdot, aten.addbmm)
-    rules: dict[OpOverload, Rule] = {packet.default: workspaces.product for packet in products}
-    rules[aten.addmm.default] = workspaces.biased_product
+    rules: dict[OpOverload, Rule] = {packet.default: _product for packet in products}
+    rules[aten.addmm.default] = _biased_product
     return {**rules, **existing({"_grouped_mm": partial(_grouped_product, gpu)})}
 
 
