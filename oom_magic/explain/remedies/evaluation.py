@@ -238,10 +238,10 @@ class RemedyEvaluator:
                 safe = {spec.key for spec, one in found if one.verdict == "safe"}
                 if candidate.key in safe or (safe and self._is_too_little(candidate)):
                     continue
-                graph = next((one for one in found if one[0].key == "no_grad" and one[1].saving_bytes), None)
+                graphs = [one for one in found if one[0].key == "no_grad" and one[1].saving_bytes]
                 evaluate = self._left_out if safe and candidate.key in _COMPILED_ANEW else self._evaluated
-                if graph is not None and candidate.key == "smaller_evaluation":
-                    evaluate = partial(self._smaller_without_graph, graph=graph)
+                if candidate.key == "smaller_evaluation" and graphs and not safe:
+                    evaluate = partial(self._smaller_without_graph, graph=graphs[0])
                 for remedy in evaluate(candidate):
                     found.append((candidate, remedy))
                     yield self._after_release(remedy)
