@@ -64,7 +64,7 @@ EVERY_RUN: Names = {
         *_in("torch.ops.aten", "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"),
         "torch.ops.aten._fused_moving_avg_obs_fq_helper",
         *_in("torch.ops.aten", "_fft_c2c _fft_c2r _fft_r2c _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex"),
-        "torch.ops.aten._linalg_svd",
+        *_in("torch.ops.aten", "_linalg_svd _unsafe_index _unsafe_index_put"),
         *_in("torch.ops.aten", "_efficientzerotensor _embedding_bag _embedding_bag_backward _euclidean_dist"),
         *_in("torch.ops.aten", "_embedding_bag_dense_backward _embedding_bag_forward_only"),
         *_in("torch.ops.aten", "_embedding_bag_sparse_backward _foreach_norm _fused_rms_norm"),

@@ -35,15 +35,17 @@ def refused_by_name() -> Patches:
     for home, names in _NAMES.items():
         module = sys.modules.get(home)
         known = [name for name in names.split() if hasattr(module, name)]
-        table.append((module, {name: _refused(f"{home}.{name}") for name in known}))
+        table.append((module, {name: _refused(f"{home}.{name}", getattr(module, name)) for name in known}))
     return [(module, names) for module, names in table if names]
 
 
-def _refused(name: str) -> Callable[..., Any]:
+def _refused(name: str, original: Any) -> Any:
+    """In place of a function a function, and of a class a class: Dynamo asks what is an instance of it."""
+
     def refused(*args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(_words(name))
 
-    return refused
+    return type(original.__name__, (), {"__new__": refused}) if isinstance(original, type) else refused
 
 
 def _words(name: str) -> str:
