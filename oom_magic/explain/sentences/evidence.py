@@ -145,7 +145,7 @@ EVIDENCE: Sentences = {
         "An index or label out of range can look like this on the GPU; using less memory will not fix it."
     ),
     "checkpoint_to_gpu": "torch.load() puts a checkpoint back on the GPU from which it was saved.",
-    "told_checkpoint_to_gpu": "torch.load() puts a checkpoint back on the GPU from which it was saved.",
+    "told_checkpoint_to_gpu": "Without map_location, torch.load() puts a checkpoint on the GPU that it was saved from.",
     "one_device_holds_more": (
         "nn.DataParallel gathers all outputs on one GPU, and processes of a job that do not choose their device"
         " put a context and what they load there."
