@@ -106,11 +106,22 @@ def by_columns() -> None:
             _differentiate(model(torch.randn(8, 16, 64, 64, device=CUDA)).square().mean())
 
 
+def put_away() -> None:
+    """A model is put on the host while a loss holds its old graph, which keeps the weights and not what was in them."""
+    model = nn.Sequential(nn.Linear(2048, 2048), nn.Linear(2048, 512)).to(CUDA)
+    loss = model(torch.randn(16, 2048, device=CUDA)).square().mean()
+    _differentiate(loss)
+    model.cpu()
+    _kept = torch.empty(7_000_000, device=CUDA)
+    model.to(CUDA)
+
+
 NOTEBOOKS: dict[str, Callable[[], None]] = {
     "backward_under_autocast": backward_under_autocast(use_reentrant=False),
     "backward_under_autocast_reentrant": backward_under_autocast(use_reentrant=True),
     "written_by_index": written_by_index,
     "narrow_heads": narrow_heads,
+    "put_away": put_away,
     "by_columns": by_columns,
     "in_determined_order": in_determined_order,
     "chosen_by_masks": chosen_by_masks,

@@ -330,16 +330,18 @@ def _set_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[s
     """``tensor.data = other``, which a GPU allows between host and device and in inference mode, not meta tensors."""
     tensor, other = args
     with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]  # a parameter without a size yet allows nothing
-        is_usual = tensor.is_meta == other.is_meta and not (
-            tensor.is_meta and tensor.is_inference() != other.is_inference()
-        )
-    if is_usual:
+        is_other_kind = tensor.is_meta and tensor.is_inference() != other.is_inference()
+    if tensor.is_meta == other.is_meta and not is_other_kind:
         return func(tensor, other)
     view.gpu.check_written(tensor)
     grad = tensor.grad if tensor.is_leaf else None
     with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
         made = other.detach().requires_grad_(tensor.requires_grad)
     torch._C._swap_tensor_impl(tensor, made)
+    if made.is_meta:  # an old graph holds the weight, not what was in it
+        made.grad = None
+        with torch.inference_mode(made.is_inference()):
+            func(made, made.detach().new_empty(0))
     if grad is not None:
         zeros = partial(torch.zeros, grad.shape, dtype=tensor.dtype, device="cpu")  # where the tensor is real now
         tensor.grad = view.move(grad, Location(Place.HOST), tensor.dtype) if tensor.is_meta else zeros()
