@@ -15,8 +15,9 @@ from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judge
 from oom_magic.explain.explainer import Explainer, explain
 from oom_magic.explain.live.growth import Growth
 from oom_magic.explain.live.holders import Holder
-from oom_magic.explain.live.refinement import refine_with_call, refine_with_loop
+from oom_magic.explain.live.refinement import refine_with_call, refine_with_loop, refine_with_remedy
 from oom_magic.explain.messages.failure import Failure
+from oom_magic.explain.remedies.remedy import Remedy
 from oom_magic.measure.device.cards import Card
 from oom_magic.measure.device.nvml import DeviceProcess
 from oom_magic.memory.report import Device
@@ -590,3 +591,16 @@ def test_a_message_without_numbers_is_read_beside_the_card_that_others_have_fill
     diagnosis = Explainer(lang="en", read_card=lambda _: card).diagnose(error)
     assert diagnosis.cause is cause
     assert ("Process 4242 held 9.00 GiB of 12.00 GiB." in str(diagnosis)) is (cause is Cause.OTHER_PROCESS)
+
+
+def test_an_older_model_is_the_cause_also_where_its_release_only_fits_together_with_another_change() -> None:
+    diagnosis = explain(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 24.00 MiB. GPU 0 has a total capacity of 2.00 GiB"
+        " of which 8.00 MiB is free. Including non-PyTorch memory, this process has 1.99 GiB memory in use. Of the"
+        " allocated memory 1.60 GiB is allocated by PyTorch, and 19.00 MiB is reserved by PyTorch but unallocated."
+    )
+    values = {"names": "old", "freed_bytes": 2**30, "keys": ("drop_copy", "smaller_batch")}
+    found = refine_with_remedy(diagnosis, Remedy("combination", 31, "combination", values, fits=True))
+    assert found.cause is Cause.LEAK_OR_RETAINED_REFERENCE and found.evidence[0].key == "held_for_nothing"
+    small = Remedy("combination", 31, "combination", {**values, "freed_bytes": 2**20}, fits=True)
+    assert refine_with_remedy(diagnosis, small) is diagnosis

@@ -197,7 +197,8 @@ def refine_with_remedy(diagnosis: Diagnosis, remedy: Remedy) -> Diagnosis:
     if not remedy.fits or judgement.is_certain or failure is None:
         return diagnosis
     evidence = judgement.without_doubts
-    if remedy.key == "drop_copy" and remedy.values["freed_bytes"] >= LEAST_SHARE * (failure.pytorch_bytes or 0):
+    drops = "drop_copy" in (remedy.key, *remedy.values.get("keys", ()))
+    if drops and remedy.values["freed_bytes"] >= LEAST_SHARE * (failure.pytorch_bytes or 0):
         if diagnosis.cause is Cause.LEAK_OR_RETAINED_REFERENCE:
             return diagnosis
         found = Evidence("held_for_nothing", remedy.values)
