@@ -166,6 +166,7 @@ def test_a_module_without_a_name_stays_where_it_is(shell: Any) -> None:
     assert not hasattr(shell, "nameless")
 
 
+@pytest.mark.skipif(torch.__version__ < "2.7", reason="weight_norm has no backward on meta before PyTorch 2.7")
 def test_a_weight_without_data_takes_over_a_tensor_of_the_host() -> None:
     layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4))
     before = layer.weight.detach().clone()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from versions import as_since_3_11
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
@@ -93,7 +94,7 @@ def test_a_model_is_called_with_some_rows(cell: str, shown: str) -> None:
     seen = {"net": torch.nn.Linear(1, 1), "rows": torch.zeros(16, 3), "torch": torch, "settings": {"pad_token_id": 5}}
     seen["net"].generation_config = SimpleNamespace(pad_token_id=None, eos_token_id=7)
     (call,) = (taken for _, _, taken in model_calls(tree, seen))
-    assert in_rows(call, seen, (), 16, 4) == shown
+    assert as_since_3_11(in_rows(call, seen, (), 16, 4)) == shown
 
 
 def test_a_search_that_does_not_fit_is_advised_in_parts() -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from versions import as_since_3_11
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.own_code.parts import given_rows
@@ -71,7 +72,7 @@ def test_a_whole_data_set_is_trained_on_in_parts(cell: str):
     rehearsal.begin((), 0)
     rehearsal.run(Variation(sizes={"batch": 16}))
     code = rehearsal.own_code("smaller_batch", {"after": 16, "accumulation": 4})
-    assert "_part in zip(" in code and names["data"] is data
+    assert "_part in zip(" in as_since_3_11(code) and names["data"] is data
 
     def losses(text: str) -> list[float]:
         seen = {**names, "net": copy.deepcopy(net), "losses": []}

@@ -237,6 +237,7 @@ OF_CUDA_BUILDS = {
     "_host_emptyCache",
 }
 NOT_IN_2_6 = {
+    "instantiate",
     "get_stream_from_external",
     "is_tf32_supported",
     "host_memory_stats",

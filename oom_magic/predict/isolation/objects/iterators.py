@@ -83,6 +83,8 @@ def _place(one: Any, depth: int = _ITERATORS_DEEP) -> tuple[Any, ...]:
     if frame is not None:
         variables_of(frame)  # what holds a copy of them is created, too
     referents = gc.get_referents(one)
+    if any(each is frame for each in referents if frame is not None):  # before Python 3.11
+        referents += gc.get_referents(frame)
     own = (frame is not None and frame.f_lasti, *map(id, referents)) if type(one) in _FRAMES else ()
     inner = [
         _place(each, depth - 1) for each in referents if hasattr(type(each), "__next__") or type(each) is tuple if depth
