@@ -281,7 +281,7 @@ OPERATORS: dict[str, Case] = {
     "einsum": pointwise(lambda x, y: torch.einsum("bij,bjk->bik", x, y), (8, 32, 64), (8, 64, 16)),
     "einsum_sum": pointwise(lambda x, y: torch.einsum("bhid,bhjd->bhij", x, y), (2, 4, 32, 16), (2, 4, 24, 16)),
     "einsum_outer": pointwise(lambda x, y: torch.einsum("i,j->ij", x, y), V, V),
-    "einsum_three": pointwise(lambda x, y, z: torch.einsum("ab,bc,cd->ad", x, y, z), S, S, S),
+    "einsum_three": pointwise(lambda *factors: _product_of_three(*factors), S, S, S),
     "tensordot": pointwise(lambda x, y: torch.tensordot(x, y, 2), (8, 16, 32), (16, 32, 4)),
     "multi_dot": pointwise(lambda x: torch.linalg.multi_dot([x, x, x]), S),
     "matrix_power": pointwise(lambda x: torch.linalg.matrix_power(x, 3), S),
@@ -409,6 +409,12 @@ OPERATORS: dict[str, Case] = {
     "stft": pointwise(
         lambda x: torch.stft(x, 64, return_complex=True, window=torch.hann_window(64, device="cuda")), (4, 1000)),
 }  # fmt: skip
+
+
+def _product_of_three(*factors: torch.Tensor) -> torch.Tensor:
+    """From left to right, as without opt_einsum, which some library may have brought."""
+    with torch.backends.opt_einsum.flags(enabled=False):  # type: ignore[no-untyped-call]
+        return torch.einsum("ab,bc,cd->ad", *factors)
 
 
 def _assign_row(x: torch.Tensor) -> torch.Tensor:
