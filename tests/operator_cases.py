@@ -413,7 +413,7 @@ OPERATORS: dict[str, Case] = {
 
 def _product_of_three(*factors: torch.Tensor) -> torch.Tensor:
     """From left to right, as without opt_einsum, which some library may have brought."""
-    with torch.backends.opt_einsum.flags(enabled=False):  # type: ignore[no-untyped-call]
+    with torch.backends.opt_einsum.flags(enabled=False):
         return torch.einsum("ab,bc,cd->ad", *factors)
 
 
