@@ -19,8 +19,8 @@ T = TypeVar("T")
 Handler = Callable[[int, FrameType | None], Any]
 
 
-class Interrupts:
-    """The signals of a dry run; ``closed`` are functions that the user's code calls in which handlers wait, too."""
+class _Signals:
+    """The process's signals, received here; whether their handlers wait is read off the stack that was interrupted."""
 
     def __init__(self, *closed: Callable[..., Any]) -> None:
         self._closed = {function.__code__ for function in closed}
@@ -28,25 +28,43 @@ class Interrupts:
         self._pending: dict[int, FrameType | None] = {}
         self._is_over = False
 
+    def deliver(self) -> None:
+        """Run the handlers that had to wait; that of interrupts, which raises, is the last."""
+        for number in sorted(self._pending, key=signal.SIGINT.__eq__):
+            self._handlers[number](number, self._pending.pop(number))
+
+    def _replace(self, usual: dict[int, Any]) -> None:
+        for number, handler in usual.items():
+            if callable(handler):
+                self._handlers[number] = handler
+                signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self._is_over or not self._waits(frame):
+            self._handlers[number](number, frame)
+        else:
+            self._pending[number] = frame
+
+    def _waits(self, frame: FrameType | None) -> bool:
+        """Whether a handler may not run where this frame is."""
+        raise NotImplementedError
+
+
+class Interrupts(_Signals):
+    """The signals of a dry run; ``closed`` are functions that the user's code calls in which handlers wait, too."""
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around the dry run. Signals that waited until its end are delivered there.
-
-        The handler of interrupts, which raises, is the first to be replaced and the last to be put back.
-        """
+        """Around the dry run. Signals that waited until its end are delivered there."""
         if threading.current_thread() is not threading.main_thread():
             yield  # no signals here
             return
         self._is_over = False
         self._pending.clear()
-        numbers = sorted(map(int, signal.valid_signals()), key=signal.SIGINT.__ne__)
-        usual = {number: signal.getsignal(number) for number in numbers}
+        usual = _handlers_now()
         had_alarm = _HAS_ALARM and any(signal.getitimer(signal.ITIMER_REAL))
         try:
-            for number, handler in usual.items():
-                if callable(handler):
-                    self._handlers[number] = handler
-                    signal.signal(number, self._receive)
+            self._replace(usual)
             yield
         finally:
             if _HAS_ALARM and not had_alarm:
@@ -62,25 +80,46 @@ class Interrupts:
         self.deliver()
         return function()
 
-    def deliver(self) -> None:
-        """Run the handlers that had to wait; that of interrupts, which raises, is the last."""
-        for number in sorted(self._pending, key=signal.SIGINT.__eq__):
-            self._handlers[number](number, self._pending.pop(number))
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self._is_over or self._is_in_users_code(frame):
-            self._handlers[number](number, frame)
-        else:
-            self._pending[number] = frame
-
-    def _is_in_users_code(self, frame: FrameType | None) -> bool:
+    def _waits(self, frame: FrameType | None) -> bool:
         while frame is not None:
             if frame.f_code in self._closed:
-                return False
-            if frame.f_code is _USERS_CODE:
                 return True
+            if frame.f_code is _USERS_CODE:
+                return False
             frame = frame.f_back
-        return False
+        return True
+
+
+class InterruptsAround(_Signals):
+    """The signals while the user's code runs in a with statement: handlers wait in ``closed`` functions only.
+
+    Python may run a handler before the first instruction of a function, so no function can protect itself.
+    """
+
+    def begin(self) -> None:
+        """From now on handlers wait in the closed functions; on other threads than the main one there are none."""
+        if threading.current_thread() is threading.main_thread():
+            self._replace(_handlers_now())
+
+    def end(self) -> None:
+        """Put back what the user's code did not replace meanwhile, and run the handlers that had to wait."""
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in reversed(self._handlers.items()):
+                if signal.getsignal(number) == self._receive:
+                    signal.signal(number, handler)
+        self._is_over = True
+        self.deliver()
+
+    def _waits(self, frame: FrameType | None) -> bool:
+        while frame is not None and frame.f_code not in self._closed:
+            frame = frame.f_back
+        return frame is not None
+
+
+def _handlers_now() -> dict[int, Any]:
+    """Each signal's handler: that of interrupts, which raises, is replaced first and put back last."""
+    numbers = sorted(map(int, signal.valid_signals()), key=signal.SIGINT.__ne__)
+    return {number: signal.getsignal(number) for number in numbers}
 
 
 def collect_garbage() -> None:

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from oom_magic.errors import describe_error
 from oom_magic.garbage_collector import gc_disabled
 from oom_magic.inputs import parse_bytes
-from oom_magic.interrupts import Interrupts
+from oom_magic.interrupts import Interrupts, InterruptsAround
 from oom_magic.language import _, ngettext
 from oom_magic.measure.device.cards import current_device
 from oom_magic.measure.history import recording as history
@@ -90,6 +90,7 @@ class Measurement:
         self._namespace: Mapping[str, Any] = namespace
         self._report: MemoryReport | None = None
         self._ending = ExitStack()  # ends the recording
+        self._interrupts = InterruptsAround(Measurement.__exit__)
         self._stepped: set[int] = set()
         self._problems: set[str] = set()
 
@@ -103,10 +104,12 @@ class Measurement:
     def __enter__(self) -> Measurement:
         """Begin to record the device's allocations."""
         try:
+            self._interrupts.begin()
             with Interrupts().waiting(), torch._C.DisableTorchFunction():
                 self._begin()
         except BaseException:  # above all an interrupt, which waited
             self._ending.close()
+            self._interrupts.end()
             raise
         return self
 
@@ -126,14 +129,20 @@ class Measurement:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """End the recording and make the report; an exception of the block passes, noted in it."""
-        with Interrupts().waiting(), torch._C.DisableTorchFunction():
-            with self._ending:
-                owners = find_owners()
-                self._assembler.observe_owners(history.count_events(self.device), owners.by_address)
-            with gc_disabled():
-                self._report = self._build(owners.has_graph, error)
-            self._namespace = {}
-            del self._assembler, self._history, self._owners
+        try:
+            with torch._C.DisableTorchFunction():
+                self._end(error)
+        finally:
+            self._interrupts.end()
+
+    def _end(self, error: BaseException | None) -> None:
+        with self._ending:
+            owners = find_owners()
+            self._assembler.observe_owners(history.count_events(self.device), owners.by_address)
+        with gc_disabled():
+            self._report = self._build(owners.has_graph, error)
+        self._namespace = {}
+        del self._assembler, self._history, self._owners
 
     def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         """Called by torch at the end of every optimizer's step. An interrupt waits for its end."""
