@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "oom_magic"
 BELOW = {
     "errors",
     "inputs",
+    "half_built",
     "interrupts",
     "one_line_errors",
     "language",
@@ -28,6 +29,7 @@ ALLOWED = {
     "errors": {"language"},
     "inputs": {"errors", "units"},
     "garbage_collector": set(),
+    "half_built": set(),
     "interrupts": set(),
     "results": {"one_line_errors"},  # is given the views, so that data know none
     "user_code": set(),
@@ -35,6 +37,7 @@ ALLOWED = {
     "memory": {"language", "results", "units"},
     "measure": {
         "garbage_collector",
+        "half_built",
         "interrupts",
         "errors",
         "inputs",
@@ -47,6 +50,7 @@ ALLOWED = {
     },
     "predict": {
         "garbage_collector",
+        "half_built",
         "interrupts",
         "errors",
         "inputs",

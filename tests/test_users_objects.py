@@ -15,6 +15,7 @@ import os
 import random
 import select
 import sys
+import types
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ import torch
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.parametrize import remove_parametrizations
 
+from oom_magic.predict.dry_run import dry_run
 from oom_magic.predict.session import DrySession
 
 
@@ -366,6 +368,45 @@ def test_classes_that_name_no_module_do_no_harm() -> None:
     names = {"held": [kind(), 1]}
     DrySession(has_bar=False, is_lasting=False).run(lambda: names["held"].append(2), [names])
     assert names["held"][1:] == [1]
+
+
+class Unbuilt(torch.nn.Module):
+    """Assigns a module before ``Module.__init__``, and keeps itself; its lookup of what is missing never ends."""
+
+    def __init__(self, kept: list[Any]) -> None:
+        kept.append(self)
+        self.__dict__["name"] = "unbuilt"
+        self.layer = torch.nn.Linear(2, 2)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.layer, name)
+
+
+class UnbuiltOptimizer(torch.optim.SGD):
+    def __init__(self, kept: list[Any]) -> None:
+        kept.append(self)
+        raise ValueError
+
+
+def test_modules_and_optimizers_that_were_never_built_do_no_harm() -> None:
+    """A traceback, or a name, holds what a constructor that failed has left."""
+    kept: list[Any] = []
+    for kind in (Unbuilt, UnbuiltOptimizer):
+        with pytest.raises((AttributeError, ValueError)):
+            kind(kept)
+    module, optimizer = kept
+    names: dict[str, Any] = {"module": module, "optimizer": optimizer, "kept": kept, "torch": torch}
+
+    def run() -> None:
+        model = torch.nn.Linear(8, 8).cuda()
+        own = torch.optim.AdamW(model.parameters())
+        for _ in range(3):
+            model(torch.ones(2, 8, device="cuda")).sum().backward()
+            own.step()
+
+    run_as_in_a_cell = types.FunctionType(run.__code__, names)
+    assert dry_run(run_as_in_a_cell).timeline.num_steps() >= 2
+    assert names["kept"] == [module, optimizer] and vars(module) == {"name": "unbuilt"}
 
 
 def test_what_the_users_caches_hold_stays() -> None:

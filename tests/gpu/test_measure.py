@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import _thread
-import contextlib
 import gc
 import linecache
 import os
-import random
-import signal
 import subprocess
 import sys
-import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from faults import InjectedError, inject
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
@@ -27,8 +20,7 @@ from oom_magic.explain.doctor import doctor
 from oom_magic.measure.device.cards import current_device
 from oom_magic.measure.history import assembly
 from oom_magic.measure.history import recording as history
-from oom_magic.measure.history.assembly import Assembler
-from oom_magic.measure.measurement import Measurement, measure
+from oom_magic.measure.measurement import measure
 from oom_magic.memory.allocator.replay import replay
 from oom_magic.memory.categories import Category
 from oom_magic.memory.report import MemoryReport
@@ -37,14 +29,6 @@ from oom_magic.units import GIB, MIB
 
 pytestmark = pytest.mark.gpu
 
-_STEPS: list[tuple[Any, str]] = [
-    (history, "read_settings"),
-    (history.History, "subscribe"),
-    (history.History, "drain"),
-    (Assembler, "observe_owners"),
-    (Measurement, "_build"),
-    (torch.cuda, "memory_stats"),
-]
 CELL = """\
 model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).to("cuda")
 optimizer = torch.optim.AdamW(model.parameters())
@@ -80,12 +64,6 @@ def run_cell(cell: str, namespace: dict[str, Any] | None = None) -> dict[str, An
     linecache.cache[CELL_FILE] = (len(cell), None, cell.splitlines(keepends=True), CELL_FILE)
     exec(compile(cell, CELL_FILE, "exec"), namespace)
     return namespace
-
-
-def train_once() -> None:
-    model = nn.Linear(64, 64, device="cuda")
-    model(torch.ones(2, 64, device="cuda")).sum().backward()
-    torch.optim.SGD(model.parameters()).step()
 
 
 def measured(run: Callable[[], object], namespace: dict[str, Any] | None = None) -> MemoryReport:
@@ -434,40 +412,6 @@ def test_keyboard_interrupt_ends_the_block_with_a_report() -> None:
         raise KeyboardInterrupt
     assert measurement.report.error == "KeyboardInterrupt"
     assert measurement.report.peak_allocated_bytes == 2 * MIB
-
-
-@pytest.mark.parametrize("owner_and_name", _STEPS, ids=lambda one: one[1])
-@pytest.mark.parametrize("error", [InjectedError, KeyboardInterrupt])
-def test_a_fault_at_any_step_leaves_no_recording(
-    owner_and_name: tuple[Any, str], error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    faults = inject(monkeypatch, *owner_and_name, error)
-    measured(train_once)
-    hooks = dict(_global_optimizer_post_hooks)
-    for call in range(1, faults.calls + 1):
-        faults.begin(call)
-        with contextlib.suppress(error):
-            measured(train_once)
-        assert not history.is_recording() and hooks == _global_optimizer_post_hooks
-
-
-def test_interrupts_at_random_moments_leave_no_recording() -> None:
-    usual, moments, ended = signal.signal(signal.SIGINT, signal.default_int_handler), random.Random(3), 0
-    hooks, begin = dict(_global_optimizer_post_hooks), time.monotonic()
-    measured(train_once)
-    length = time.monotonic() - begin
-    for _ in range(40):
-        timer = threading.Timer(moments.uniform(0, 1.2 * length), _thread.interrupt_main)
-        try:
-            timer.start()
-            measured(train_once)
-            timer.join()
-        except KeyboardInterrupt:
-            ended += 1
-        timer.join()
-        assert not history.is_recording() and hooks == _global_optimizer_post_hooks
-    signal.signal(signal.SIGINT, usual)
-    assert ended > 10
 
 
 def test_an_empty_block() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from oom_magic.garbage_collector import live_objects
+from oom_magic.half_built import is_built
 from oom_magic.measure.history.frames import AUTOGRAD_SITE, Site
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase, SourceLine
@@ -243,14 +244,14 @@ def _live_objects() -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer],
     for one in live:
         found[next(kind for kind in sought if issubclass(type(one), kind))].append(one)
     tensors = [tensor for tensor in found[torch.Tensor] if storage_address(tensor)]
-    return found[torch.nn.Module], found[torch.optim.Optimizer], tensors
+    modules, optimizers = filter(is_built, found[torch.nn.Module]), filter(is_built, found[torch.optim.Optimizer])
+    return list(modules), list(optimizers), tensors
 
 
 def _outermost(modules: list[torch.nn.Module]) -> list[torch.nn.Module]:
     """Modules that no other module contains: their names for parameters are the user's."""
-    whole = [module for module in modules if "_modules" in vars(module)]  # others did not finish __init__
-    children = {id(child) for module in whole for child in vars(module)["_modules"].values()}
-    return [module for module in whole if id(module) not in children]
+    children = {id(child) for module in modules for child in module._modules.values()}
+    return [module for module in modules if id(module) not in children]
 
 
 def _claim_module(owners: Owners, module: torch.nn.Module) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from oom_magic.half_built import is_built
 from oom_magic.language import _
 from oom_magic.memory.allocator.replay import replay
 from oom_magic.memory.categories import Category
@@ -396,7 +397,9 @@ class Training:
 
     def _awaits_optimizer(self) -> bool:
         """Whether models that ran have weights whose optimizer has yet to step, as a generator's beside its critic."""
-        optimizers = [one for one in find_live_objects().tools if isinstance(one, torch.optim.Optimizer)]
+        optimizers = [
+            one for one in find_live_objects().tools if isinstance(one, torch.optim.Optimizer) and is_built(one)
+        ]
         least = stop_rule.STEPS_OF_EACH_OPTIMIZER
         stepped = {id(one) for one in optimizers if self._num_steps.get(id(one), 0) >= least}
         weights: dict[bool, set[int]] = {True: set(), False: set()}

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from oom_magic.half_built import is_built
 from oom_magic.language import _
 from oom_magic.predict.isolation.reach import is_users_class
 
@@ -17,7 +18,7 @@ def names_of(tensors: list[torch.Tensor], namespaces: list[dict[str, Any]]) -> d
     wanted = {id(tensor) for tensor in tensors}
     found: dict[int, str] = {}
     for name, value in [item for names in namespaces for item in list(names.items())] if wanted else ():
-        if isinstance(value, torch.nn.Module):
+        if isinstance(value, torch.nn.Module) and is_built(value):
             named = itertools.chain(value.named_parameters(), value.named_buffers())
             found |= {id(tensor): f"{name}.{path}" for path, tensor in named if id(tensor) in wanted}
         elif isinstance(value, (list, tuple)):
@@ -44,10 +45,10 @@ _DEEPEST = 5  # names, attributes and items within each other
 
 def _items(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The items and attributes of a value, each with its path."""
-    if isinstance(value, torch.nn.Module):
+    if isinstance(value, torch.nn.Module) and is_built(value):
         named = itertools.chain(value.named_parameters(), value.named_buffers())
         yield from ((f"{path}.{name}", one) for name, one in named)
-    elif isinstance(value, torch.optim.Optimizer):
+    elif isinstance(value, torch.optim.Optimizer) and is_built(value):
         states = itertools.chain.from_iterable(map(dict.items, value.state.values()))
         yield from ((f"{path}.state[...][{key!r}]", one) for key, one in states)
     elif isinstance(value, dict):

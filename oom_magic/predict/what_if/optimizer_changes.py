@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from oom_magic.half_built import is_built
 from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.libraries.bitsandbytes_ops import complaints_muted
 from oom_magic.predict.what_if.change import Change, InapplicableError, library
@@ -23,6 +24,7 @@ def optimizers_of(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
         obj
         for obj in find_live_objects().tools
         if isinstance(obj, torch.optim.Optimizer)
+        and is_built(obj)
         and not isinstance(vars(obj).get("optimizer"), torch.optim.Optimizer)
         and any(id(parameter) in own for group in obj.param_groups for parameter in group["params"])
     ]

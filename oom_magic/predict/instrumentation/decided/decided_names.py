@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from oom_magic.half_built import is_built
 from oom_magic.language import _, ngettext
 from oom_magic.predict.instrumentation.decided.computed import (
     QUESTIONS,
@@ -181,7 +182,7 @@ class DecidedNames:
         found = {id(tensor): tensor for tensors in placed.values() for tensor in tensors}
         for value in seen.values():
             for one in value if type(value) in (list, tuple) else [value]:
-                if isinstance(one, torch.optim.Optimizer):
+                if isinstance(one, torch.optim.Optimizer) and is_built(one):
                     found |= {id(tensor): tensor for tensor in optimizer_state(one, found)}
         grads = [tensor.grad for tensor in found.values() if tensor.is_leaf and tensor.grad is not None]
         found |= {id(grad): grad for grad in grads}

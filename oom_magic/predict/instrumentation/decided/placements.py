@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.data import DataLoader
 
+from oom_magic.half_built import is_built
 from oom_magic.predict.instrumentation.decided.computed import Computed
 from oom_magic.predict.isolation.live_objects import TRAINING_TOOLS
 from oom_magic.predict.isolation.objects.copies import set_items
@@ -124,7 +125,7 @@ def tensors_placed(place: Place, value: Any, within: tuple[Place, ...] = ()) -> 
     """The tensors of a name's value that are on the GPU by its place."""
     if place is Where.GPU:
         yield from _tensors_in(value, True)
-    elif isinstance(value, torch.optim.Optimizer):
+    elif isinstance(value, torch.optim.Optimizer) and is_built(value):
         return  # its state goes with its parameters
     elif isinstance(place, PlacedParts) and place not in within:
         for key, held in _items_of(value):
@@ -203,9 +204,9 @@ def _fields_of(value: Any) -> Iterator[MutableMapping[Any, Any]]:
         yield dict(enumerate(value))
     else:
         yield value.keywords if isinstance(value, functools.partial) else getattr(value, "__dict__", {})
-    if isinstance(value, torch.nn.Module):
+    if isinstance(value, torch.nn.Module) and is_built(value):
         yield value._modules
-    elif isinstance(value, torch.optim.Optimizer):
+    elif isinstance(value, torch.optim.Optimizer) and is_built(value):
         yield from (value.defaults, *value.param_groups)
     elif isinstance(value, DataLoader) and value.batch_sampler is not None:
         yield vars(value.batch_sampler)
@@ -306,7 +307,7 @@ def _items_of(value: Any) -> list[tuple[Hashable, Any]]:
     if isinstance(value, (list, tuple, deque, torch.nn.Sequential, torch.nn.ModuleList)):
         return list(enumerate(value))
     held = dict(getattr(value, "__dict__", {}))
-    if isinstance(value, torch.nn.Module):
+    if isinstance(value, torch.nn.Module) and is_built(value):
         held |= {**value._parameters, **value._buffers, **value._modules}
     return list(held.items())
 
@@ -315,14 +316,14 @@ def _tensors_in(value: Any, is_opened: bool) -> Iterator[torch.Tensor]:
     """All tensors of models and containers; of other objects (``is_opened``) those that they hold themselves."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, torch.nn.Module):
+    elif isinstance(value, torch.nn.Module) and is_built(value):
         yield from itertools.chain(value.parameters(), value.buffers())
         for module in value.modules():
             yield from (one for one in vars(module).values() if isinstance(one, torch.Tensor))
     elif isinstance(value, (dict, list, tuple, set, deque)):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _tensors_in(item, False)
-    elif isinstance(value, torch.optim.Optimizer):
+    elif isinstance(value, torch.optim.Optimizer) and is_built(value):
         yield from optimizer_state(value)
     elif isinstance(value, DataLoader):  # accelerate's moves batches, not data
         yield from _tensors_in(value.dataset, is_opened) if not hasattr(value, "device") else ()
