@@ -138,7 +138,7 @@ def test_what_is_set_already_is_not_proposed_against_fragmentation(before, first
     )
     diagnosis = explain(f"{before}Training stops:\ntorch.OutOfMemoryError: {message}\n")
     assert diagnosis.cause is Cause.FRAGMENTATION
-    assert f"What to change: {first}" in " ".join(str(diagnosis).split())
+    assert f"What to try: {first}" in " ".join(str(diagnosis).split())
 
 
 @pytest.mark.parametrize(

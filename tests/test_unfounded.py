@@ -55,7 +55,7 @@ _NUMBERS = (
         pytest.param(_LISTED, [], ["TensorFlow", "jax", "JAX"], id="listed libraries"),
         pytest.param(
             "when i start the training it shows CUDA OUT OF MEMORY even with reduced batch size of 1. Any solution?",
-            ["smaller inputs"], ["microbatch; gradient", "It proposes"], id="batch of one",
+            ["once the model is loaded"], ["microbatch; gradient", "It proposes"], id="batch of one",
         ),
         pytest.param(
             "CPU memory. While evaluating, the computer's memory (no cuda memory) keeps increasing, and the program is"
@@ -161,7 +161,7 @@ _NUMBERS = (
         pytest.param(
             "finetuning_type: lora\nmodel: Llama-3.1-8B\ntemplate: llama3\ncutoff_len: 1024\nper_device_train_batch_size: 2\n"
             "evaluation_strategy: steps\neval_steps: 500\ntorch.cuda.OutOfMemoryError: CUDA out of memory",
-            ["less at once"], ["evaluation", "no_grad", "roberta"],
+            ["once the model is loaded"], ["evaluation", "no_grad", "roberta"],
             id="settings of an evaluation are no failure of it",
         ),
         pytest.param(
@@ -178,7 +178,7 @@ _NUMBERS = (
         ),
         pytest.param(
             "training net.prototxt: Check failed: error == cudaSuccess (2 vs. 0)  out of memory\n@ caffe::Solver<>::Step()",
-            ["less at once"], ["PyTorch", "autocast", "optimizer"], id="Caffe is no PyTorch",
+            ["once the model is loaded"], ["PyTorch", "autocast", "optimizer"], id="Caffe is no PyTorch",
         ),
         pytest.param(
             "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 26.00 MiB. GPU 0 has a total capacity of 15.92 GiB"
@@ -282,7 +282,7 @@ _NUMBERS = (
         ),
         pytest.param(
             "I sort with cupy: MemoryError: out of memory allocating 8000000000 bytes, too large for one array",
-            ["less at once"], ["free_all_blocks", "nvidia-smi", "close"], id="a pool's cache is no large array",
+            ["half at once"], ["free_all_blocks", "nvidia-smi", "close"], id="a pool's cache is no large array",
         ),
         pytest.param(
             "TensorRT 8, memory leak: GPU memory increases with each context.execute_v2(), 16 MB per call",
@@ -434,7 +434,7 @@ _NUMBERS = (
         ),
         pytest.param(
             "compute_features of jax arrays: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 3199993600 bytes.",
-            ["less at once"], ["backward"], id="nothing is trained",
+            ["half at once"], ["backward"], id="nothing is trained",
         ),
         pytest.param(
             "I train Yolo. VRAM usage is spiking when validation begins, causing an OOM at the end of the training run", ["maller"],
@@ -445,7 +445,7 @@ _NUMBERS = (
             "OutOfMemoryError: CUDA out of memory", ["smaller model"], ["QLoRA of rank", "enumerate"], id="in 4 bits already",
         ),
         pytest.param(
-            "I want to fine-tune Gemma with Unsloth, and get: CUDA out of memory", ["less at once"], ["sdpa", "enumerate"],
+            "I want to fine-tune Gemma with Unsloth, and get: CUDA out of memory", ["once the model is loaded"], ["sdpa", "enumerate"],
             id="no loop of the author's",
         ),
         pytest.param(

@@ -244,7 +244,7 @@ _OF_SCORES = (
         ),
         pytest.param(
             "PaddleOCR tools/train.py，batch_size设置为1时，也无法启动训练\nOut of memory error on GPU 0. Cannot allocate 128.000000MB memory on"
-            " GPU 0, 7.995605GB memory has been allocated and available memory is only 0.000000B.", ["smaller\\s+inputs"],
+            " GPU 0, 7.995605GB memory has been allocated and available memory is only 0.000000B.", ["half\\s+as\\s+long"],
             ["batch: fewer", "fewer, shorter"], id="a batch of one in Chinese",
         ),
         pytest.param(
@@ -375,7 +375,7 @@ _OF_SCORES = (
             " ComfyUI", ["disable-pinned-memory"], ["lowvram", "smaller inputs do not help"], id="what did not change was not tried",
         ),
         pytest.param(
-            "cuda out of memory when I train my data with batch_size==1.", ["smaller\\s+inputs"], ["batch: if", "microbatch"],
+            "cuda out of memory when I train my data with batch_size==1.", ["once\\s+the\\s+model\\s+is\\s+loaded"], ["batch: if", "microbatch"],
             id="a batch of one at the sentence's end",
         ),
         pytest.param(
@@ -422,7 +422,7 @@ _OF_SCORES = (
         ),
         pytest.param(
             "fine tuning 7b - CUDA out of memory\nThanks for the amazing implementation of long text inference. I can train the small"
-            " stage fine, but the supervised fine tuning fails with per_device_train_batch_size=1.", ["smaller\\s+inputs"],
+            " stage fine, but the supervised fine tuning fails with per_device_train_batch_size=1.", ["once\\s+the\\s+model\\s+is\\s+loaded"],
             ["long text"], id="a title that names a training",
         ),
         pytest.param(

@@ -105,7 +105,8 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Description:
         first = best_remedy(diagnosis.remedies, diagnosis.as_is, lang) or _advice(diagnosis, lang)
         blocks += [*_what(diagnosis), _why(diagnosis), _change(diagnosis, first), *_lines(diagnosis, first)]
     blocks += remedies_chart(diagnosis.remedies, diagnosis.as_is, lang)
-    heading = "heading_if_so" if _is_checked_first(diagnosis) else "heading_changes"
+    is_tried = _is_tried(diagnosis)
+    heading = "heading_if_so" if _is_checked_first(diagnosis) else "heading_try" if is_tried else "heading_changes"
     unpriced = Unpriced(diagnosis.run, first, translate(heading, lang))
     blocks += [*_budget(diagnosis), *remedies_details(diagnosis.remedies, lang, diagnosis.as_is, unpriced)]
     blocks += [*_tensors(diagnosis), *_evidence(diagnosis), *_possible(diagnosis)]
@@ -191,27 +192,44 @@ def _why(diagnosis: Diagnosis) -> Block:
 
 def _is_checked_first(diagnosis: Diagnosis) -> bool:
     """Whether the check that settles the likeliest cause comes before any change: a text that leaves it open."""
-    is_evaluated = any(one.needed_bytes is not None for one in diagnosis.remedies)
-    is_settled = is_evaluated or bool(printed_by_message(diagnosis))  # what a message proposes itself is said first
-    is_settled = is_settled or is_seen_already(diagnosis.cause, diagnosis.told)
     has_change = bool(diagnosis.remedies) and diagnosis.confidence is not Confidence.OPEN
-    return bool(diagnosis.possible) and not (is_settled or has_change)
+    is_check = _is_tried(diagnosis) and diagnosis.cause in INPUT_CAUSES and not _says_more_than_check(diagnosis)
+    return bool(diagnosis.possible) and not _is_settled(diagnosis) and (is_check or not has_change)
+
+
+def _says_more_than_check(diagnosis: Diagnosis) -> bool:
+    return bool(diagnosis.remedies) and diagnosis.remedies[0].key not in _AS_CHECKED
+
+
+def _is_tried(diagnosis: Diagnosis) -> bool:
+    """Whether a change is one to try: its cause is only possible, and nobody has seen or computed what it does."""
+    return diagnosis.confidence is Confidence.POSSIBLE and not _is_settled(diagnosis)
+
+
+def _is_settled(diagnosis: Diagnosis) -> bool:
+    """Whether a change comes first whatever the text leaves open: evaluated, printed, or seen to help."""
+    is_evaluated = any(one.needed_bytes is not None for one in diagnosis.remedies)
+    is_printed = bool(printed_by_message(diagnosis))
+    return is_evaluated or is_printed or is_seen_already(diagnosis.cause, diagnosis.told)
 
 
 def _change(diagnosis: Diagnosis, first: str) -> Block:
     """What to do first: the change, or the check that decides whether it is the right one."""
     lang = diagnosis.lang
     if not _is_checked_first(diagnosis):
-        return Sentence(translate("line_best", lang, text=first), "good")
+        return Sentence(translate("line_try" if _is_tried(diagnosis) else "line_best", lang, text=first), "good")
     check = render_evidence(diagnosis.possible[0].check, lang)
-    has_more = diagnosis.remedies and diagnosis.remedies[0].key not in _AS_CHECKED
-    key = "line_check_and" if has_more else "line_check"
+    has_more = _says_more_than_check(diagnosis)
+    tells_apart = diagnosis.possible[0].check.key.startswith("check_when_full")
+    key = "line_check" if not has_more else "line_check_last" if tells_apart else "line_check_and"
     return Sentence(translate(key, lang, check=check, text=first), "good")
 
 
 def _lines(diagnosis: Diagnosis, first: str) -> Iterator[Block]:
-    """The lines of the first change, to copy."""
+    """The lines of the first change, to copy, where it is told."""
     remedy = _first_unpriced(diagnosis)
+    if _is_checked_first(diagnosis) and not _says_more_than_check(diagnosis):
+        return
     if remedy is not None and remedy.code and first == Wording(diagnosis.remedies, diagnosis.lang).of(remedy):
         yield Code(code_in(diagnosis.lang, remedy.code), remedy.language)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from oom_magic.explain.evidence.causes import Cause, Evidence
+from oom_magic.explain.evidence.causes import INPUT_CAUSES, Cause, Evidence
 from oom_magic.explain.evidence.clues.traceback import Clues
 from oom_magic.explain.messages.failure import Failure
 
 SERVERS = ("vllm", "sglang", "server")  # they take a share of the device and fill it
+# Programs that take their share when they start, so that how full the device is tells nothing.
+RESERVING = (*SERVERS, "jax", "tensorflow", "paddle")
 _BATCH_IS_NOT_IT = {"batch_of_one", "has_batch_of_one", "tried_batch"}
 _SIZE_IS_NOT_IT = {"tried_size", "tried_length"}
 _FORMATS_OF_PYTORCH = ("cuda_", "short", "class_only", "mps", "hip", "xpu", "npu", "dataloader", "cpu_allocator")
@@ -17,6 +19,9 @@ _OF_PYTORCH = re.compile(r"(?i:cuda)(?: runtime)? error|HIP error")  # its words
 _OF_RAM = {"speaks_of_ram", "host_fills", "workers"}
 # The check for less at once, by whether the batch and the size of the inputs are out of the question.
 _WHAT_IS_LEFT = {(False, False): "", (True, False): "_size", (False, True): "_batch", (True, True): None}
+# The checks of ``_check_of_work`` that only use less: a run then fits whatever filled the device.
+_WITH_LESS = tuple(f"check_activations{one}" for one in ("", "_size", "_batch", "_training"))
+_WITHOUT_MODEL = ("cupy", "rapids", "numba", "thrust", "boosting", "matlab")
 # Causes whose tensor has a size that can be compared.
 _TENSORS = (Cause.LOGITS_OR_LOSS, Cause.ATTENTION_SCORES)
 # The tool that lists who uses a device, by backend.
@@ -92,7 +97,8 @@ def check_for(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
         is_elsewhere = backend is None and (clues.accelerator or "cuda") not in _COUNTERS
         is_elsewhere = is_elsewhere or runtime not in ("", "diffusers", *_COUNTERS)
         if is_elsewhere or not (is_torch or runtime in _COUNTERS):  # nobody prints there
-            return Evidence("check_growth_by_tool", {"tool": device_tool(backend, clues.accelerator)})
+            suffix = "_training" if clues.tells_of_training else ""
+            return Evidence(f"check_growth_by_tool{suffix}", _watched(backend, clues))
         backend = runtime if runtime in _COUNTERS and backend != "cpu" else backend
         told = clues.run.told
         if backend is None and ("host_fills" in told or (_OF_RAM & told and "speaks_of_gpu" not in told)):
@@ -108,6 +114,27 @@ def check_for(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
     if failure is not None and failure.format == "vllm_context":
         return Evidence(f"check_{cause.value}_context")
     return _check_of_work(cause, failure, clues)
+
+
+def check_of_open(cause: Cause, usual: Evidence, failure: Failure | None, clues: Clues) -> Evidence:
+    """The check where a text leaves open whether the inputs were the cause: when memory fills tells it from others.
+
+    ``usual``: the check for the likeliest ``cause``; it stays where it asks for more than less input.
+    """
+    program = "" if clues.program is None else clues.program.program.key
+    if cause not in INPUT_CAUSES or usual.key not in _WITH_LESS or program in (*RESERVING, *_WITHOUT_MODEL):
+        return usual
+    backend = None if failure is None else failure.backend
+    went_well = clues.run.is_late or "after_while" in clues.run.told
+    trains = clues.is_training or clues.tells_of_training
+    suffix = "_late" if went_well else "_training" if trains else ""
+    return Evidence(f"check_when_full{suffix}", _watched(backend, clues))
+
+
+def _watched(backend: str | None, clues: Clues) -> dict[str, int | str]:
+    """What to watch in the sentence of a check: the device's tool, or its memory where the text names no device."""
+    is_known = (backend or clues.accelerator) in _TOOLS
+    return {"tool": device_tool(backend, clues.accelerator)} if is_known else {"tool_key": "tool_of_any"}
 
 
 def _check_of_work(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:

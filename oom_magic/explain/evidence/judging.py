@@ -20,7 +20,7 @@ from oom_magic.explain.evidence.causes import (
     PossibleCause,
     Support,
 )
-from oom_magic.explain.evidence.checks import check_for, is_pytorchs
+from oom_magic.explain.evidence.checks import RESERVING, check_for, check_of_open, is_pytorchs
 from oom_magic.explain.evidence.clues.environment import ONE_MEMORY
 from oom_magic.explain.evidence.clues.programs import Program
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
@@ -35,7 +35,7 @@ from oom_magic.explain.evidence.number_rules import (
     overflow_rules,
 )
 from oom_magic.explain.evidence.precedents import features_of, precedents
-from oom_magic.explain.evidence.situation_rules import RESERVING, are_light, situation_rules
+from oom_magic.explain.evidence.situation_rules import are_light, situation_rules
 from oom_magic.explain.evidence.text_rules import named_tensor, text_rules
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.told import says_only_killed
@@ -80,7 +80,9 @@ _OF_LIMITS = {"names_share", "full_at_any_size", "smaller_share_helps"}
 _WORTH_NAMING = 0.12
 _OF_THIS_RUN = 0.6  # what a text says of its own run counts more than what is usual
 # Evidence that says how likely a cause is of runs in general, not of this one.
-_OF_ALL_RUNS = {"precedents", "computing_told", "inference_told", "own_tensors_fill", "program_seen"}
+_OF_ALL_RUNS = {
+    "precedents", "computing_told", "inference_told", "own_tensors_fill", "program_seen", "small_card",
+}  # fmt: skip
 _OF_ANY_TRAINING = frozenset({"training_told"})
 
 # What each step takes alike, and what shows that a later one took more.
@@ -162,6 +164,10 @@ def judge(failures: Sequence[Failure], text: str, clues: Clues | None = None) ->
     judged, quotes = _judged(failure, text, clues), clues.run.quotes
     possible = tuple(replace(one, evidence=(*grounded(one.evidence, quotes),)) for one in judged.possible)
     possible = tuple(one if one.evidence else replace(one, confidence=Confidence.OPEN) for one in possible)
+    if judged.confidence is Confidence.OPEN and possible:
+        first = possible[0]
+        check = check_of_open(first.cause, first.check, failure, clues)
+        possible = (replace(first, check=check), *possible[1:])
     return replace(judged, evidence=(*grounded(judged.evidence, quotes),), possible=possible)
 
 
@@ -182,7 +188,7 @@ def _judged(failure: Failure | None, text: str, clues: Clues) -> Judgement:
             likely = _by_precedent(failure, clues, shares)
             possible = _weighed([*supports, *likely], failure, clues, _LIKELY_FROM - 0.01)
         possible = _tempered(possible, shares)
-    possible = (*_as_late(possible, clues),)
+    possible = (*sorted(_as_late(possible, clues), key=lambda one: -one.degree),)
     possible = _with_growth_of_ram(possible)
     best = possible[0] if possible else None
     if best is None or best.degree < _NAMED_FROM:
@@ -280,8 +286,11 @@ def _as_late(possible: Sequence[PossibleCause], clues: Clues) -> Iterator[Possib
     went_well = (clues.run.is_late or "after_while" in clues.run.told) and clues.phase not in ("evaluation", "saving")
     for one in possible:
         is_of_later = any(item.key in _OF_LATER_STEPS for item in one.evidence)
+        is_usual = one.cause in _OF_ANY_STEP and _is_of_all_runs(one.evidence, _OF_ANY_TRAINING)
         if went_well and one.cause in _OF_ANY_STEP and one.confidence is Confidence.LIKELY and not is_of_later:
             yield replace(one, degree=_LIKELY_FROM - 0.01, confidence=Confidence.POSSIBLE)
+        elif went_well and is_usual:
+            yield replace(one, degree=one.degree * _OF_THIS_RUN)
         else:
             yield one
 

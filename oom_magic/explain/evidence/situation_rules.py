@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
+from oom_magic.explain.evidence.checks import RESERVING
 from oom_magic.explain.evidence.clues.environment import ONE_MEMORY
 from oom_magic.explain.evidence.clues.programs import ProgramUse
 from oom_magic.explain.evidence.clues.traceback import Clues
@@ -40,8 +41,6 @@ _LARGE_WEIGHTS = 12 * GIB  # most cards hold no more
 
 
 _OF_PICTURES = {"of_latents", "diffuses", "makes_pictures"}
-# Programs that take most of a device at their start.
-RESERVING = ("vllm", "sglang", "server", "jax", "tensorflow", "paddle")
 # Clues that are enough for a judgement without a message.
 _TELLING = {
     "grows", "repeated_use", "dense_pairs", "keeps_graph", "collects_results", "smaller_share_helps",

@@ -289,7 +289,8 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.FRAGMENTATION, 0.4, Evidence("told_fragmented"))
     if run.is_late and clues.phase != "optimizer_step":
         yield Support(Cause.OPTIMIZER_STATE, -0.7)  # which the first step makes
-    if run.is_late and clues.program is None and clues.phase not in ("optimizer_step", "loading"):
+    may_train = clues.program is None or clues.program.program.trains
+    if run.is_late and may_train and clues.phase not in ("optimizer_step", "loading"):
         count = run.num_steps or 0
         key, values = ("late_steps", {"count": count}) if count else ("late_epochs", {"count": run.num_epochs or 0})
         if clues.faults or "grows" in told:

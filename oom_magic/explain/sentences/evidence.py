@@ -184,6 +184,7 @@ EVIDENCE: Sentences = {
     "told_unpinned": "Pinned (page-locked) memory is the computer's RAM, not the GPU's.",
     "told_scores_all": "Likelihoods of whole texts take logits for every position and the whole vocabulary.",
     "check_growth_by_tool": "Watch {tool} over many uses: the memory held after each must not increase.",
+    "check_growth_by_tool_training": "Watch {tool} over many steps: the memory held after each must not increase.",
     "told_offload": "Offloading to the CPU keeps parameters or optimizer state in RAM.",
     "request_above_any_device": (
         "{requested_bytes} are more than any GPU has: a size is wrong, or something is computed for all pairs"
@@ -297,15 +298,34 @@ EVIDENCE: Sentences = {
     ),
     "check_weights_too_big": "Compare the size of the weights with the device's memory.",
     "check_activations": (
-        "Try it with less at once (fewer, shorter or smaller inputs): if it then runs, that was the cause."
+        "Try it with half at once (fewer, shorter or smaller inputs): if far less memory is then used, that was the"
+        " cause."
     ),
     "check_activations_between": (
         "Leave out what the program does between epochs (an evaluation, samples, saving): if it then goes on, that was"
         " the cause."
     ),
+    "tool_of_any": "the device's memory",
+    # Where the cause is open: when memory fills tells the causes apart.
+    "check_when_full": (
+        "Watch {tool} from before the start: full by then, others use the device; full once the model is loaded, it is"
+        " the weights; fuller with every input, something is kept; else it is what one pass computes."
+    ),
+    "check_when_full_training": (
+        "Watch {tool} from before the start: full by then, others use the device; full once the model is loaded, it is"
+        " the weights; fuller with every step, something is kept; else it is what one step computes."
+    ),
+    "check_when_full_late": (
+        "Watch {tool} while it runs: if memory fills bit by bit, something is kept; if at once, what comes then is"
+        " larger (a batch, an input, an evaluation)."
+    ),
     "check_activations_training": "Halve the batch: if memory nearly halves, it is activations.",
-    "check_activations_size": "Try it with shorter or smaller inputs: if it then runs, that was the cause.",
-    "check_activations_batch": "Try it with fewer inputs at once: if it then runs, that was the cause.",
+    "check_activations_size": (
+        "Try it with inputs half as long or as large: if far less memory is then used, that was the cause."
+    ),
+    "check_activations_batch": (
+        "Try it with half as many inputs at once: if far less memory is then used, that was the cause."
+    ),
     "check_gaussians": "Watch the number of Gaussians: if memory grows with it, it is that; else it is the images.",
     "check_activations_trial": (
         "Start it with a much smaller --max-num-seqs and --max-num-batched-tokens: if it gets through, the size"

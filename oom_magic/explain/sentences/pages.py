@@ -73,8 +73,10 @@ PAGE_CATALOGUE: Sentences = {
     "possible_first": "To confirm: {check}",
     "possible_also": "{cause} ({confidence}) To check: {check}",
     "line_best": "What to change: {text}",
+    "line_try": "What to try: {text}",
     "line_check": "First find out: {check}",
     "line_check_and": "First find out: {check} If so: {text}",
+    "line_check_last": "First find out: {check} In the last case: {text}",
     "what_full": (
         "{requested_bytes} were requested on {device} of {total_bytes}; PyTorch held {held_bytes} and"
         " {free_bytes} were free."
@@ -159,6 +161,7 @@ PAGE_CATALOGUE: Sentences = {
     "heading_remedies": "What to change, and what it saves",
     "heading_changes": "What to change",
     "heading_savings": "What a change would save",
+    "heading_try": "What to try",
     "heading_if_so": "What to change if that is it",
     "heading_code": "Code: {text}",
     "heading_message": "The message",

@@ -225,7 +225,7 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     Program(
         "diffusion", "a program that generates images or videos",
-        re.compile(r"FramePack|fooocus|stable[- _]?diffusion|\bflux[-_.\d]|(?<!generation-)(?<!open[- ])(?<!open)webui"
+        re.compile(r"FramePack|fooocus|stable[- _]?diffusion|\bflux[-_.\d]|(?<![-_\w])(?<!open )webui"
                    r"|--?(?:low|med|no)vram"
                    r"|tiled (?:vae|diffusion)|txt2img|img2img|esrgan|invokeai|\bsdxl\b", re.I | re.A),
         _DIFFUSION_STAGES,

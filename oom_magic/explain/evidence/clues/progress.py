@@ -23,14 +23,18 @@ _EPOCHS = re.compile(
     r"|\[?Epoch[: ]\s{0,3}(\d{1,4})[/\]: ]",
     re.I,
 )
+_ABOUT = re.compile(r"about|around|approximately|~|[kKwW万]|大[约概]|左右", re.I)  # the author rounds
 _CHINESE = "一二三四五六七八九十"
 _LATE_STEPS = 50
 _ROUND_STEPS = 500
+_NEAR = 12  # characters before a count, where "about" stands
 
 
 @dataclass(frozen=True)
 class RunFacts:
     """How far a run came (``num_steps`` done, ``num_epochs``) and what the author says about it.
+
+    ``is_exact``: whether the steps are counted, not rounded by the author.
 
     ``told`` are the keys of the author's statements, ``quotes`` the words of each; fields are None or empty where the
     text says nothing.
@@ -40,6 +44,7 @@ class RunFacts:
     num_epochs: int | None = None
     told: frozenset[str] = frozenset()
     quotes: Mapping[str, str] = field(default_factory=dict)
+    is_exact: bool = True
 
     @property
     def is_start(self) -> bool:
@@ -54,22 +59,25 @@ class RunFacts:
     @property
     def is_round(self) -> bool:
         """Whether it failed after a round number of steps, at which programs evaluate or save."""
-        return bool(self.num_steps) and (self.num_steps or 0) % _ROUND_STEPS == 0
+        return self.is_exact and bool(self.num_steps) and (self.num_steps or 0) % _ROUND_STEPS == 0
 
 
 def run_facts(text: str) -> RunFacts:
     """The facts in a cleaned text."""
     bars = list(_BAR.finditer(text))
     steps = int(bars[-1].group(2)) if bars else None
-    done = [_count(match.group(1)) for match in _DONE.finditer(text)]
+    done = [(_count(match.group(1)), match) for match in _DONE.finditer(text)]
+    is_exact = True
     if done and not bars:
-        steps = max(done)
+        steps, said_so = max(done, key=lambda one: one[0])
+        around = text[max(said_so.start() - _NEAR, 0) : said_so.end()]
+        is_exact = not _ABOUT.search(around)
     epochs = [_number(next(one for one in match.groups() if one)) for match in _EPOCHS.finditer(text)]
     label = text[max(0, bars[-1].start() - 60) : bars[-1].start()] if bars else ""
     if "Loading" in label or "shard" in label[-40:]:
         steps = None
     said = tried_in(text) | said_in(text)
-    return RunFacts(steps, max(epochs) if epochs else None, frozenset(said), said)
+    return RunFacts(steps, max(epochs) if epochs else None, frozenset(said), said, is_exact)
 
 
 def _number(text: str) -> int:
