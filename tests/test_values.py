@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
 from put_back import observed
 
@@ -200,3 +202,29 @@ def test_large_constants_that_are_joined_stay_known() -> None:
     report = observed(program)
     assert found == [799_999, 800_000, 400_000]
     assert any("every other element" in assumption.text for assumption in report.assumptions)  # of the mixed one
+
+
+# An index, and what the CUDA build holds for ``weights[index]`` with a gradient beyond the rows it is made of.
+INDICES: list[tuple[Any, int]] = [
+    ([0, 1], 512),
+    ([[0, 1], [2, 3]], 1024),
+    ((slice(None), [[0, 1], [2, 3]]), 512),
+    ([[0], [1, 2]], 1024),
+    ((slice(None), (0, 1)), 512),
+    (range(3), 512),
+    ((slice(None), [0.0, 1.0]), 512),
+    ((slice(None), []), 0),
+    ([slice(0, 2), 1], 0),
+]
+
+
+@pytest.mark.parametrize(("index", "kept"), INDICES, ids=str)
+def test_numbers_that_choose_rows_are_kept_on_the_gpu_for_the_backward(index: Any, kept: int) -> None:
+    def run() -> None:
+        weights = torch.randn(64, 64, 64, device="cuda", requires_grad=True)
+        before = torch.cuda.memory_allocated()
+        rows = weights[index]
+        own = 0 if rows._base is not None else -(-rows.nbytes // 512) * 512
+        assert torch.cuda.memory_allocated() - before - own == kept
+
+    om.dry_run(run)

@@ -15,7 +15,6 @@ import torch.backends.cudnn.rnn
 import torch.cuda.nccl
 import torch.utils.dlpack
 from torch.autograd.profiler import record_function
-from torch.utils import _foreach_utils
 
 from oom_magic.language import _
 from oom_magic.predict.compiled.calls import scripted_as_written
@@ -44,14 +43,6 @@ from oom_magic.predict.operators.nested_attention import nested_attention_follow
 
 with environment_kept():  # the compiler writes the folder of its caches there
     import_module("torch._dynamo.device_interface")  # its classes copy torch.cuda's functions: before they are replaced
-
-_NAME = "_group_tensors_by_device_and_dtype"
-_USERS = (
-    "torch.utils._foreach_utils",
-    "torch.nn.utils.clip_grad",
-    "torch.optim.optimizer",
-    "torch.optim.swa_utils",
-)
 
 
 def torch_patches(cards: Cards, view: DeviceView, assume: Callable[[str], None]) -> Patches:
@@ -94,7 +85,7 @@ def torch_patches(cards: Cards, view: DeviceView, assume: Callable[[str], None])
 
 def grouped_by_place(gpu: FakeGPU) -> Patches:
     """Grouping of tensors by device, for ``clip_grad_norm_`` and optimizers, with the devices of fake tensors."""
-    group = getattr(_foreach_utils, _NAME)
+    group: Callable[..., Any] = torch._C._group_tensors_by_device_and_dtype
 
     def grouped(lists: list[list[Any]], with_indices: bool = False) -> dict[tuple[Any, Any], Any]:
         found: dict[tuple[Any, Any], Any] = {}
@@ -107,7 +98,7 @@ def grouped_by_place(gpu: FakeGPU) -> Patches:
                 found[where, dtype] = (there, [indices[position] for position in chosen] if indices else indices)
         return found
 
-    return [(import_module(user), {_NAME: grouped}) for user in _USERS]
+    return [(torch._C, {"_group_tensors_by_device_and_dtype": grouped})]
 
 
 _NCCL_VERSION = (2, 29, 7)  # that of PyTorch 2.13

@@ -93,7 +93,7 @@ EVERY_RUN: Names = {
         "torch._has_compatible_shallow_copy_type",
         *_in("torch._tensor_str", "PRINT_OPTS _str"),
         *_in("torch.nn.Module", "_backward_hooks _buffers _parameters"),
-        "torch.utils._foreach_utils._group_tensors_by_device_and_dtype",
+        "torch._C._group_tensors_by_device_and_dtype",
     ),
     "torch.cuda answers for the pretend card": (
         *_in("torch._C", "_cuda_clearCublasWorkspaces _cuda_getCurrentRawStream _host_emptyCache"),

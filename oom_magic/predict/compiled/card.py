@@ -120,6 +120,7 @@ def compiling_on(gpu: FakeGPU, view: DeviceView, assume: Callable[[str], None]) 
     """Constants are folded on the host; benchmarked code runs on the pretend GPU, where no variant is faster."""
     from torch._inductor.constant_folding import ConstantFolder
     from torch._inductor.fx_passes import joint_graph, pad_mm
+    from torch._inductor.graph import GraphLowering
     from torch._inductor.runtime.benchmarking import InductorBenchmarker
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
@@ -144,9 +145,27 @@ def compiling_on(gpu: FakeGPU, view: DeviceView, assume: Callable[[str], None]) 
         (ConstantFolder, {"run": _on_host(ConstantFolder.run)}),
         (folder, {"_add_peephole_patterns": _on_host(folder._add_peephole_patterns)}),
         (pad_mm, timed),
+        (GraphLowering, {"constant_name": _constant_on(gpu, view)}),
         (AlgorithmSelectorCache, {"__call__": _chosen(AlgorithmSelectorCache.__call__, gpu, view, assume)}),
         (InductorBenchmarker, {"benchmark_gpu": lambda _benchmarker, function, *_, **__: _timed(function)}),
     ]
+
+
+def _constant_on(gpu: FakeGPU, view: DeviceView) -> Callable[..., str]:
+    """A constant that a kernel on the GPU reads is copied there, and stays as long as the compiled graph."""
+
+    def constant_name(lowering: Any, name: str, device: torch.device | None) -> str:
+        if device is None or device.type != "cuda":
+            return name
+        moved = f"{name}_cuda"
+        if moved not in lowering.constants:
+            with running_on(gpu, view):
+                lowering.constants[moved] = lowering.constants[name].to("cuda")
+            lowering.constant_reprs[moved] = lowering.constant_reprs[name]
+            lowering.allocated_constant_name[moved] = moved
+        return moved
+
+    return constant_name
 
 
 def _timed(function: Callable[[], Any]) -> float:

@@ -49,6 +49,7 @@ _REASONS = "get_and_maybe_log_recompilation_reasons"
 _OURS = ConvertFrameReturn(frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT))
 _OUR_MODES = ConvertFrameReturn(frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
 _ONCE_AS_WRITTEN = ConvertFrameReturn(apply_to_code=False)
+_KNOWN_BY_IDENTITY = {"_group_tensors_by_device_and_dtype"}  # to Dynamo, in a place that is else not traced
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(\w+)_at_(\d+)")  # torch/_dynamo/resume_execution.py
 _IMPORTED = "__import_"  # how Dynamo names the modules that it adds to the user's globals
 
@@ -117,7 +118,7 @@ class Compiler:
             stack.callback(self._tell, self._shown)
             self._tell(what)
             stack.enter_context(_without_view())
-            stack.enter_context(suspended(_traced()))
+            stack.enter_context(suspended(_traced(), _KNOWN_BY_IDENTITY))
             stack.enter_context(tracing(self._gpu))
             stack.enter_context(kernel_choices_forgotten())
             stack.enter_context(all_patched(self._compiling_patches()))

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map_only
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META, Place
+from oom_magic.predict.fake_cuda.transfers import index_of_tensors
 from oom_magic.predict.isolation.patching import Patches, patched
 from oom_magic.predict.kernels.convolutions import memory_format_of
 
@@ -113,6 +114,9 @@ def _tensors_from_data() -> Patches:
         moved = torch.ops.aten._to_copy.default(from_data(data, **options), device=CUDA)
         return moved.requires_grad_(requires_grad)
 
+    def index(numbers: Any, dtype: torch.dtype) -> torch.Tensor:
+        return tensor(numbers, dtype=dtype, device=CUDA)
+
     def is_of_data(target: Any, args: Any) -> bool:
         return target in of_data and not isinstance(args[0], torch.Tensor)
 
@@ -124,7 +128,7 @@ def _tensors_from_data() -> Patches:
     def with_tensors(target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         is_indexing = target in (operator.getitem, operator.setitem) and isinstance(args[0], torch.Tensor)
         if is_indexing and is_fake_cuda(args[0]):
-            args = (args[0], _index_of_tensors(args[1], tensor), *args[2:])
+            args = (args[0], index_of_tensors(args[1], index), *args[2:])
         return _with_scalars(target, args, kwargs)
 
     def _call_function(run: Any, target: Any, args: Any, kwargs: Any) -> Any:
@@ -172,17 +176,6 @@ def kernel_choices_forgotten() -> Iterator[None]:
 def _forget() -> None:
     for cached in torch._ops.get_cached_ops():
         cached._dispatch_cache.pop(torch._C.DispatchKey.AutogradMeta, None)
-
-
-def _index_of_tensors(index: Any, tensor: Callable[..., torch.Tensor]) -> Any:
-    """An index, with tensors for the lists of numbers in it."""
-    if isinstance(index, tuple):
-        return tuple(_index_of_tensors(one, tensor) for one in index)
-    return tensor(index, device=CUDA) if isinstance(index, list) and _are_numbers(index) else index
-
-
-def _are_numbers(values: list[Any]) -> bool:
-    return all(_are_numbers(one) if isinstance(one, list) else type(one) in (int, bool) for one in values)
 
 
 def _with_scalars(target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

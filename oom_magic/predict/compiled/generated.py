@@ -80,6 +80,7 @@ def loaded_without_compiler(gpu: FakeGPU, generated: list[Generated]) -> Patches
     def _compile_to_module_lines(lowering: Any, wrapper_code: Any) -> ModuleType:
         generated.append(Generated(wrapper_code.value, origins_of(lowering, wrapper_code.value)))
         module = load_again(generated[-1], gpu)
+        vars(module).update(lowering.constants)
         lowering.cache_key, lowering.cache_path, lowering.cache_linemap = "", module.__file__, []
         return module
 

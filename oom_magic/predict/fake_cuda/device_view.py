@@ -19,6 +19,7 @@ from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.host_arrays import HostArray
 from oom_magic.predict.fake_cuda.legacy_types import type_of
 from oom_magic.predict.fake_cuda.places import META, Location, Place, as_class_of, map_tensors, tensors_in
+from oom_magic.predict.fake_cuda.transfers import index_of_tensors
 
 Answer = Callable[["DeviceView", Any, tuple[Any, ...], dict[str, Any]], Any]
 aten = torch.ops.aten
@@ -267,27 +268,26 @@ def _type_as(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _get_item(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``x[..., [0, 2]]``: a list of numbers becomes an index on the GPU, which autograd keeps."""
-    tensor, index = args
-    return func(tensor, _without_lists(view, tensor, index))
+    return func(args[0], _index(view, *args))
 
 
-def _without_lists(view: DeviceView, tensor: torch.Tensor, index: Any) -> Any:
-    if isinstance(index, tuple):
-        return tuple(_without_lists(view, tensor, item) for item in index)
-    is_list = isinstance(index, list) and bool(index) and all(isinstance(number, int) for number in index)
-    if not is_list or view.place(tensor) is not Place.GPU:
-        return index
-    return view.move(torch.tensor(index, device="cpu"), view.location(tensor), None)
+def _index(view: DeviceView, tensor: torch.Tensor, index: Any) -> Any:
+    """``x[..., [0, 2]]``: a list of numbers becomes an index on the GPU."""
+
+    def made(numbers: Any, dtype: torch.dtype) -> Any:
+        if view.place(tensor) is not Place.GPU:
+            return numbers
+        return view.move(torch.tensor(numbers, dtype=dtype, device="cpu"), view.location(tensor), None)
+
+    return index_of_tensors(index, made)
 
 
 def _set_item(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """``x[index] = number``: the number stays on the host (torch/csrc/autograd/python_variable_indexing.cpp)."""
     tensor, index, value = args
-    index = _without_lists(view, tensor, index)
     if isinstance(value, (bool, int, float)) and view.place(tensor) is Place.GPU:
         value = torch.tensor(value, dtype=tensor.dtype, device="cpu")
-    func(tensor, index, value)
+    func(tensor, _index(view, tensor, index), value)
 
 
 def _same(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

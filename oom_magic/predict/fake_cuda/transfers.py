@@ -1,7 +1,9 @@
-"""Copies between the host and the pretend GPU, and between its cards, below autograd."""
+"""Copies between the host and the pretend GPU, and between its cards, below autograd; numbers that become indices."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import Any
 
 import torch
@@ -14,6 +16,39 @@ from oom_magic.predict.operators.calls import Call
 from oom_magic.predict.operators.sparse import run_sparse
 
 aten = torch.ops.aten
+_FEWEST_OF_ONE_AXIS = 32  # a list with as many is one index, whatever it holds (``treatSequenceAsTuple``)
+
+
+def index_of_tensors(index: Any, tensor: Callable[[Any, torch.dtype], Any]) -> Any:
+    """The index, with what ``tensor`` makes of each sequence of numbers in it.
+
+    C++ makes a tensor on the device of the one that is indexed (torch/csrc/autograd/python_variable_indexing.cpp,
+    ``sequenceToVariable``); autograd keeps it.
+    """
+    if not isinstance(index, (tuple, list, range)):
+        return index
+    parts = index if _is_of_several_axes(index) else (index,)
+    found = [_of_tensor(part, tensor) for part in parts]
+    return index if all(made is part for made, part in zip(found, parts, strict=True)) else tuple(found)
+
+
+def _is_of_several_axes(index: Any) -> bool:
+    if not isinstance(index, list):
+        return isinstance(index, tuple)
+    several = (list, tuple, range, slice, torch.Tensor, type(None), type(...))
+    return len(index) < _FEWEST_OF_ONE_AXIS and any(isinstance(part, several) for part in index)
+
+
+def _of_tensor(part: Any, tensor: Callable[[Any, torch.dtype], Any]) -> Any:
+    if not isinstance(part, (list, tuple, range)) or not all(isinstance(number, Real) for number in _leaves(part)):
+        return part
+    leaves = list(_leaves(part))
+    return tensor(part, torch.bool if leaves and all(type(leaf) is bool for leaf in leaves) else torch.long)
+
+
+def _leaves(part: Any) -> Iterable[Any]:
+    for one in part:
+        yield from _leaves(one) if isinstance(one, (list, tuple, range)) else (one,)
 
 
 def _to_copy(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:

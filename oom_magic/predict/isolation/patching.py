@@ -159,9 +159,14 @@ class _Replacement:
 
 
 @contextmanager
-def suspended(owners: Collection[Any] | None) -> Iterator[None]:
-    """For a while these owners' attributes (None: all) are what they were before anything was replaced."""
-    found = [one for one in _active if owners is None or any(one.owner is owner for owner in owners)]
+def suspended(owners: Collection[Any] | None, names: Collection[str] = ()) -> Iterator[None]:
+    """For a while these owners' attributes (None: all), and those of these names, are what they were before anything
+    was replaced."""
+
+    def is_meant(one: _Replacement) -> bool:
+        return owners is None or any(one.owner is owner for owner in owners) or not one.before.keys().isdisjoint(names)
+
+    found = list(filter(is_meant, _active))
     now = [_Replacement(one.owner, {name: vars(one.owner).get(name, _ABSENT) for name in one.before}) for one in found]
     _put_all(found[::-1])
     _suspended.append((found, now))
