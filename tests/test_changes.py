@@ -154,6 +154,31 @@ def test_an_offloaded_optimizer_takes_nothing():
     assert report.peak_allocated_bytes < run(Loop(optimizer=torch.optim.Adam)).peak_allocated_bytes
 
 
+@pytest.mark.parametrize("change", [optimizers.offloaded_optimizer, optimizers.adafactor, optimizers.sgd])
+def test_a_step_that_takes_a_closure_is_the_other_optimizers(change):
+    def loop(has_closure):
+        net = nn.Linear(64, 4096).cuda()
+        optimizer = torch.optim.AdamW(net.parameters())
+
+        def closure():
+            optimizer.zero_grad()
+            loss = net(torch.randn(8, 64, device="cuda")).sum()
+            loss.backward()
+            return loss
+
+        for _ in range(2):
+            if has_closure:
+                assert optimizer.step(closure).shape == ()
+            else:
+                closure()
+                optimizer.step()
+
+    plain, closed = (run(lambda has=has: loop(has), change()) for has in (False, True))
+    assert closed.breakdown["optimizer_state"] == plain.breakdown["optimizer_state"]
+    assert closed.peak_allocated_bytes == pytest.approx(plain.peak_allocated_bytes, abs=512)  # the loss, alive longer
+    assert closed.timeline.num_steps() == plain.timeline.num_steps() == 2
+
+
 @pytest.mark.slow
 def test_quantized_adapters_are_as_if_loaded_so():
     peft, bitsandbytes = pytest.importorskip("peft"), bitsandbytes_or_skip()

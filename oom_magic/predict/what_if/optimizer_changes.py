@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from oom_magic.half_built import is_built
+from oom_magic.predict.isolation.context import steps_hooked
 from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.libraries.bitsandbytes_ops import complaints_muted
 from oom_magic.predict.what_if.change import Change, InapplicableError, library
@@ -79,11 +81,30 @@ class OtherOptimizer(Change):
             vars(optimizer).clear()
             vars(optimizer).update(vars(made))
 
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """A step that calls the model itself, by its closure, has begun as that of the optimizer to be replaced: it
+        calls the closure here, and goes on with nothing to do where the other optimizer then has stepped."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None or type(optimizer) is self.kind:
+            return None
+        idle = copy.copy(optimizer)
+        idle.param_groups = [{**group, "params": []} for group in optimizer.param_groups]
+        with torch.enable_grad():
+            loss = closure()
+        has_changed = type(optimizer) is self.kind
+        if has_changed:
+            getattr(self.kind.step, "__wrapped__", self.kind.step)(optimizer)  # without hooks: this is the same step
+        rest = {name: value for name, value in kwargs.items() if name != "closure"}
+        return (idle if has_changed else optimizer, lambda: loss, *args[2:]), rest
+
     @contextmanager
     def around_run(self) -> Iterator[None]:
         """Restore the classes of the user's optimizers at the end."""
         try:
-            yield
+            with steps_hooked(self._before_step):
+                yield
         finally:
             for optimizer, kind in self._classes:
                 optimizer.__class__ = kind
