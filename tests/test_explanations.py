@@ -530,3 +530,19 @@ def test_what_is_printed_or_written_in_the_end_is_still_needed(shell) -> None:
 
     code = code_of(shell, "new = train()\nprint(old.history, new)\ntorch.save(kept, 'a.pt')\nnew = old", {})
     assert code.read_beside >= {"old", "kept"} and "new" not in code.read_beside
+
+
+def test_a_cell_whose_backward_is_in_the_next_is_priced_with_it(shell):
+    def explained(cell):
+        assert shell.run_cell(f"{CARD}{cell}", store_history=True).error_in_exec is not None
+        return run(shell, "%oom_explain")
+
+    *making, _loop, forward, backward, step = FAILING.removeprefix(CARD).strip().splitlines()
+    run(shell, MODEL)
+    run(shell, CARD + "\n".join(making))
+    half = explained(forward.strip())
+    whole = explained("\n".join(["for _ in range(2):", forward, backward, step, "    optimizer.zero_grad()"]))
+    assert any(one.key == "backward_in_later_cell" for one in half.evidence)
+    assert "no_grad" not in [one.key for one in half.remedies]
+    assert half.remedies[0].fits
+    assert half.as_is.needed_bytes == whole.as_is.needed_bytes

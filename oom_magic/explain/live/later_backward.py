@@ -76,6 +76,14 @@ def is_walked_back_later(names: Iterable[str], line: int, frames: Frames) -> boo
     return False
 
 
+def walks_back_unmade(body: Iterable[ast.stmt], name: str) -> bool:
+    """Whether statements begin a backward from what another cell has bound to a name, and they do not bind."""
+    flat = list(_flat(body))
+    bound = {node.id for one in body for node in ast.walk(one) if isinstance(node, ast.Name) and is_stored(node)}
+    derived = {name} - bound
+    return any(_follow(one, derived) for one in flat)
+
+
 def carried_names(line: int, frame: FrameType) -> list[str]:
     """The names by which a turn of the innermost loop around a line goes on from the turn before: they are read in it
     before they are bound."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import math
-import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +18,11 @@ from oom_magic.explain.live.mending import is_in, mended
 from oom_magic.explain.remedies.own_code.dtype import in_single_precision, single_precision
 from oom_magic.explain.remedies.own_code.loops import frozen_without_gradients, own_arguments
 from oom_magic.explain.remedies.own_code.models import MadeInside, own_names
+from oom_magic.explain.remedies.own_code.other_cells import (
+    EVALUATES,
+    arguments_of_earlier_cells,
+    speaks_of_training,
+)
 from oom_magic.explain.remedies.own_code.placement import layers_moved, own_placement
 from oom_magic.explain.remedies.own_code.rows import leading_rows
 from oom_magic.explain.remedies.own_code.writing import CodeWriter, chains_in, own_code
@@ -56,8 +60,6 @@ if TYPE_CHECKING:
     from oom_magic.predict.what_if.largest_samples import LargestSamples
     from oom_magic.predict.what_if.survey import Survey
 
-_EVALUATES = re.compile(r"eval|valid|test|predict|generate|no_grad|inference_mode", re.IGNORECASE)
-_TRAINS = re.compile(r"backward|grad\(|\.step\(|fit\(|train", re.IGNORECASE)
 _MOST_PARAMETERS = 4
 _BY_HAND = "balanced_layers"
 _ALL_STEPS = sys.maxsize  # of training; loops that evaluate may still be cut short
@@ -199,8 +201,7 @@ class CellRehearsal:
         """Whether no backward was seen, and none is spoken of in the cell and what it calls."""
         if self._survey is None or self._survey.has_walked_back or self._survey.has_trained:
             return False
-        codes = (self._tree, *(one.definition for one in called_in(self._tree, self._names)))
-        return not any(_TRAINS.search(ast.unparse(code)) for code in codes)
+        return not speaks_of_training(self._tree, self._names)
 
     @property
     def runs_frozen(self) -> bool:
@@ -279,7 +280,7 @@ class CellRehearsal:
         """Whether the cell, what it calls or a trainer's settings speak of an evaluation, which may come later."""
         codes = (self._tree, *(one.definition for one in called_in(self._tree, self._names)))
         settings = (getattr(getattr(one, "args", None), "eval_strategy", "no") for one in list(self._names.values()))
-        return any(_EVALUATES.search(ast.unparse(code)) for code in codes) or any(one != "no" for one in settings)
+        return any(EVALUATES.search(ast.unparse(code)) for code in codes) or any(one != "no" for one in settings)
 
     def run_on(self, variation: Variation) -> MemoryReport:
         """The same, including what follows steps that are alike: evaluations, other loops."""
@@ -373,8 +374,8 @@ class CellRehearsal:
         return self._writer.with_sizes(overridden, number)
 
     def own_arguments(self, code: str, /) -> str:
-        """The TrainingArguments of the cell."""
-        return own_arguments(self._tree, code)
+        """The TrainingArguments of the cell, or of an earlier one."""
+        return own_arguments(self._tree, code) or arguments_of_earlier_cells(self._tree, self._names, code)
 
     def _find_parameter(
         self, what: str, value: int, variation: Variation, others: Mapping[SizeParameter, int]
@@ -387,7 +388,7 @@ class CellRehearsal:
         is_free = call is not None and call.only_evaluates
         found = find_size_parameters(self._tree, self._names, kind, self.sizes[what], self._arguments, is_free)
         if is_later:
-            found.sort(key=lambda one: _EVALUATES.search(one.label) is None)
+            found.sort(key=lambda one: EVALUATES.search(one.label) is None)
         is_whole = kind == "batch" and not is_later and not is_free
         is_by_row = kind == "batch" and not is_later and is_free
         rows = find_rows(self._tree, self._names, self.sizes[what], is_free) if is_whole or is_by_row else ()

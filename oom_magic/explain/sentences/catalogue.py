@@ -211,6 +211,11 @@ CATALOGUE: Sentences = {
         "The steps of the loop have batches of different sizes: the estimates are for its first {num_steps}"
         " steps; a later one can take more."
     ),
+    "backward_in_later_cell": (
+        "The cell has no backward. A later cell is expected to begin one from {name}: earlier cells, the model's mode,"
+        " an optimizer or a name speak for it. The estimates include it; if none is to follow, run the cell under"
+        " torch.no_grad()."
+    ),
     "largest_sample": (
         "The samples of the data have different sizes: most rehearsed batches have the largest of the {count} in them,"
         " as one batch of each epoch has. Blocks of many sizes leave the cache in more pieces with time: the first"

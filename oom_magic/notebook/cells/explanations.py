@@ -19,7 +19,7 @@ from IPython.display import display
 
 from oom_magic.explain.live.called import object_of
 from oom_magic.explain.live.fixed_lines import newest_of
-from oom_magic.notebook.cells.cell_code import code_of, timed_lines_known
+from oom_magic.notebook.cells.cell_code import CellCode, code_of, timed_lines_known
 from oom_magic.notebook.cells.hints import FailureWatch, is_out_of_memory, unwatched_cell
 from oom_magic.notebook.options import setup_from, similar_card
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, find_gpu
@@ -63,8 +63,9 @@ def evaluate_remedies(
         code = code_of(shell, cell.source, names)
         origin, there_before = runner.session if cell.is_dry else None, _locate_before(shell, runner, cell)
         total = gpu.total_bytes if memory is None else memory
+        diagnosis, execute = _with_later_backward(diagnosis, code)
         rehearsal = CellRehearsal(
-            code.execute,
+            execute,
             code.tree,
             code.names,
             gpu=gpu,
@@ -80,6 +81,20 @@ def evaluate_remedies(
         left = _names_left_finder(names, names_and_places(shell, runner)[1], cell.start, total)
         emptied = _as_it_was(diagnosis.growth, names, cell.start)
         yield from advise(diagnosis, rehearsal, gpu, report, device=device, names_left=left, emptied=emptied)
+
+
+def _with_later_backward(
+    diagnosis: Diagnosis, code: CellCode
+) -> tuple[Diagnosis, Callable[[ast.Module, dict[str, Any]], None]]:
+    """The diagnosis and what executes the cell, with the backward that a later cell is to run, if one is."""
+    from oom_magic.explain.evidence.causes import Evidence
+    from oom_magic.explain.remedies.own_code.other_cells import later_backward
+
+    later = later_backward(code.tree, code.names)
+    if later is None:
+        return diagnosis, code.execute
+    told = Evidence("backward_in_later_cell", {"name": later.name})
+    return replace(diagnosis, evidence=(*diagnosis.evidence, told)), later.followed(code.execute)
 
 
 def _as_it_was(growth: Growth | None, names: Mapping[str, Any], start: StartingPoint | None) -> str:

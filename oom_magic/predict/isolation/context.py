@@ -92,7 +92,7 @@ def python_functions_followed() -> Patches:
 
 
 @contextmanager
-def steps_hooked(before: Callable[..., None] | None = None, after: Callable[..., None] | None = None) -> Iterator[None]:
+def steps_hooked(before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None) -> Iterator[None]:
     """Every optimizer's step calls them as the hooks that ``register_optimizer_step_pre_hook`` and ``_post_hook`` add.
 
     The tables of hooks are replaced, not changed: a step on another thread may be going through them.

@@ -17,7 +17,7 @@ from oom_magic.predict.what_if.change import Change, InapplicableError, library
 
 
 def optimizers_of(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-    """The live optimizers that train parameters of ``model``, without wrappers such as accelerate's.
+    """The live optimizers that train parameters of ``model``, without wrappers such as accelerate's and Lightning's.
 
     Raises InapplicableError when there is none.
     """
@@ -27,7 +27,7 @@ def optimizers_of(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
         for obj in find_live_objects().tools
         if isinstance(obj, torch.optim.Optimizer)
         and is_built(obj)
-        and not isinstance(vars(obj).get("optimizer"), torch.optim.Optimizer)
+        and not any(isinstance(one, torch.optim.Optimizer) for one in vars(obj).values())
         and any(id(parameter) in own for group in obj.param_groups for parameter in group["params"])
     ]
     if not found:

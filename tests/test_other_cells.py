@@ -1,0 +1,59 @@
+"""What a notebook's other cells say of one that failed: a backward in a later one, arguments made in an earlier one."""
+
+import ast
+
+import pytest
+import torch
+from torch import nn
+
+from oom_magic.explain.remedies.own_code.other_cells import arguments_of_earlier_cells, later_backward
+
+SEPARATE = "loss.backward()\noptimizer.step()"
+WHOLE = "loss = net(x).sum()\nloss.backward()"
+
+
+def names_of(*cells, has_optimizer=True, is_training=True):
+    net = nn.Linear(4, 4).train(is_training)
+    names = {"In": ["", *cells], "net": net, "x": torch.randn(2, 4)}
+    return {**names, "optimizer": torch.optim.SGD(net.parameters(), lr=0.1)} if has_optimizer else names
+
+
+@pytest.mark.parametrize(
+    ("cell", "names", "expected"),
+    [
+        ("loss = net(x).sum()", names_of(), "loss"),
+        ("out = net(x)\nloss = out.sum()", names_of(has_optimizer=False), "loss"),
+        ("out = net(x)", names_of(), "out"),
+        ("out = net(x)", names_of(has_optimizer=False), None),
+        ("out = net(x)", names_of(is_training=False), None),
+        ("loss = net(x).sum()", names_of(is_training=False, has_optimizer=False), None),
+        ("loss = net(x).sum()", names_of(SEPARATE, is_training=False, has_optimizer=False), "loss"),
+        ("loss = net(x).sum()", names_of("get_ipython().run_cell_magic('time', '', 'loss.backward()\\n')"), "loss"),
+        ("loss = net(x).sum()", names_of(WHOLE), None),
+        ("out = net(x)", names_of("def train():\n    net(x).sum().backward()\ntrain()"), None),
+        ("val_loss = net(x).sum()\nvalid = True", names_of(), None),
+        ("loss = net(x).sum()\nloss.backward()", names_of(), None),
+        ("with torch.no_grad():\n    loss = net(x).sum()", names_of(), None),
+    ],
+)
+def test_a_backward_of_a_later_cell(cell, names, expected):
+    found = later_backward(ast.parse(cell), names)
+    assert (None if found is None else found.name) == expected
+
+
+MAKES = "args = TrainingArguments('out', num_train_epochs=1)\ntrainer = Trainer(model=net, args=args)"
+
+
+@pytest.mark.parametrize(
+    ("cells", "cell", "expected"),
+    [
+        ([MAKES], "trainer.train()", "trainer = Trainer(model=net, args=args)"),
+        (MAKES.splitlines(), "trainer.evaluate()", "trainer = Trainer(model=net, args=args)"),
+        ([MAKES], "other.train()", ""),
+        ([], "trainer.train()", ""),
+    ],
+)
+def test_arguments_of_an_earlier_cell_come_with_the_trainer_that_has_them(cells, cell, expected):
+    code = arguments_of_earlier_cells(ast.parse(cell), names_of(*cells), "TrainingArguments(..., bf16=True)")
+    assert code.rpartition("\n")[2] == expected
+    assert ("bf16=True" in code and "'out'" in code) is bool(expected)
