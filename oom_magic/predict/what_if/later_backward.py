@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 
+from oom_magic.half_built import is_built
+
 
 def names_of_optimizers(names: Mapping[str, Any]) -> tuple[str, ...]:
     """The variables that are optimizers whose step needs no closure, each once."""
     found: dict[int, str] = {}
     for name, value in names.items():
         is_plain = isinstance(value, torch.optim.Optimizer) and not isinstance(value, torch.optim.LBFGS)
-        if is_plain and not name.startswith("_"):
+        if is_plain and is_built(value) and not name.startswith("_"):
             found.setdefault(id(value), name)
     return tuple(found.values())
 
