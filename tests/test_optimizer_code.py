@@ -75,6 +75,21 @@ def test_adapters_are_trained(cell: str, shown: str) -> None:
     assert optimizer_of_adapters(ast.parse(cell), seen(), "net") == shown
 
 
+class Lit:
+    """What a trainer is given: it calls the methods."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-4)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("given", ["lit", "Lit()"])
+def test_the_optimizer_that_a_method_returns_to_a_trainer(given: str) -> None:
+    names = {"lit": Lit(), "Lit": Lit, "trainer": object()}
+    code = CodeWriter(ast.parse(f"trainer.fit({given}, data)"), names, []).beside("sgd", {}, {})
+    assert code is not None and code.splitlines()[0] == "# in Lit.configure_optimizers:"
+    assert code.endswith("    return torch.optim.SGD(self.parameters(), lr=0.0001)")
+
+
 def test_code_for_a_model_that_the_cell_makes_tells_its_place() -> None:
     values = {"rank": 8, "targets": ["q"]}
     tree, names = ast.parse("fitter = Fitter(make())\nfitter.fit()"), seen()

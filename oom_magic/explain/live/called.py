@@ -32,6 +32,11 @@ class Called:
     file: str
     names: dict[str, Any]
 
+    @property
+    def place(self) -> str:
+        """Where a changed copy of it, or of statements of it, belongs: its class, if it has one, or itself."""
+        return self.function.__qualname__.split(".<locals>.")[-1]
+
 
 def called_in(loop: ast.AST, names: Mapping[str, Any]) -> Iterator[Called]:
     """The user's functions that a loop runs, and those that they run, each once."""
@@ -49,6 +54,24 @@ def called_in(loop: ast.AST, names: Mapping[str, Any]) -> Iterator[Called]:
                 outside = _names_outside(function, owner)
                 waiting.append((definition, outside))
                 yield Called(function, definition, code.co_filename, outside)
+
+
+def methods_given(tree: ast.AST, names: Mapping[str, Any]) -> Iterator[Called]:
+    """The methods of the user's own objects that calls in a tree are given, as a trainer is given what it calls."""
+    seen: set[type] = set()
+    for call in ast.walk(tree):
+        for node in [*call.args, *(one.value for one in call.keywords)] if isinstance(call, ast.Call) else ():
+            value = object_of(node.func if isinstance(node, ast.Call) else node, names)
+            kind = value if inspect.isclass(value) else type(value)
+            if kind in seen:
+                continue
+            seen.add(kind)
+            for function in [one for one in vars(kind).values() if isinstance(one, FunctionType)]:
+                code = function.__code__
+                definition = _definition(function) if is_users_file(code.co_filename) else None
+                if definition is not None:
+                    owner = None if value is kind else value
+                    yield Called(function, definition, code.co_filename, _names_outside(function, owner))
 
 
 def _run_in(tree: ast.AST, names: Mapping[str, Any]) -> Iterator[tuple[FunctionType, Any]]:

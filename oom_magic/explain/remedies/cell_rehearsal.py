@@ -336,7 +336,7 @@ class CellRehearsal:
             return parameter.label
         return {"batch": "batch_size", "seq": "seq_len", "evaluation": "eval_batch_size"}[what]
 
-    @property
+    @cached_property
     def names(self) -> Mapping[str, str]:
         """The names found in the cell; else, of models that it makes inside and that are gone, what was noted."""
         found = own_names(self._tree, self._names)

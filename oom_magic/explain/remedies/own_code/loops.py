@@ -90,23 +90,35 @@ def _is_arguments(call: ast.Call) -> bool:
 
 
 def with_optimizer(tree: Code, key: str) -> str:
-    """The assignments of optimizers, each with another class or option."""
+    """The assignments of optimizers, each with another class or option; else the function that returns one."""
     lines = []
     for node in ast.walk(tree):
-        if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value.args):
-            continue
-        call = node.value
-        if ast.unparse(call.func).rpartition(".")[2] not in _OPTIMIZER_NAMES:
-            continue
-        options = [f"{one.arg}={ast.unparse(one.value)}" for one in call.keywords if one.arg in _KEPT_OPTIONS]
-        if key == "foreach":
-            options = [*map(ast.unparse, call.keywords), "foreach=False"]
-        if key == "offload_optimizer":
-            options.insert(0, ast.unparse(call.func))
-        arguments = ", ".join([ast.unparse(call.args[0]), *options])
-        target = " = ".join(map(ast.unparse, node.targets))
-        lines.append(f"{target} = {OPTIMIZERS[key] or ast.unparse(call.func)}({arguments})")
+        if isinstance(node, ast.Assign) and _makes_optimizer(node.value):
+            target = " = ".join(map(ast.unparse, node.targets))
+            lines.append(f"{target} = {_other_optimizer(node.value, key)}")
+    if not lines and isinstance(tree, ast.FunctionDef):
+        changed = copied(tree)
+        for returned in [one for one in ast.walk(changed) if isinstance(one, ast.Return)]:
+            if _makes_optimizer(returned.value):
+                returned.value = ast.Name(_other_optimizer(returned.value, key))  # to be written out
+                lines = [ast.unparse(changed)]
     return IMPORTS.get(key, "") + "\n".join(lines) if lines else ""
+
+
+def _makes_optimizer(value: ast.expr | None) -> TypeGuard[ast.Call]:
+    is_call = isinstance(value, ast.Call) and bool(value.args)
+    return is_call and ast.unparse(value.func).rpartition(".")[2] in _OPTIMIZER_NAMES  # type: ignore[union-attr]
+
+
+def _other_optimizer(call: ast.Call, key: str) -> str:
+    """The call of an optimizer's class, with another class or option."""
+    options = [f"{one.arg}={ast.unparse(one.value)}" for one in call.keywords if one.arg in _KEPT_OPTIONS]
+    if key == "foreach":
+        options = [*map(ast.unparse, call.keywords), "foreach=False"]
+    if key == "offload_optimizer":
+        options.insert(0, ast.unparse(call.func))
+    arguments = ", ".join([ast.unparse(call.args[0]), *options])
+    return f"{OPTIMIZERS[key] or ast.unparse(call.func)}({arguments})"
 
 
 def backwards(block: list[ast.stmt]) -> Iterator[ast.Expr]:

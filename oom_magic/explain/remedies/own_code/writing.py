@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.explain.live.called import called_in
+from oom_magic.explain.live.called import called_in, methods_given
 from oom_magic.explain.remedies.code import IN_A_LOOP, bound_in, code_for, lacks_names, placed_after, rebinds_model
 from oom_magic.explain.remedies.own_code.accumulation import accumulating
 from oom_magic.explain.remedies.own_code.autocast import under_autocast
@@ -82,7 +82,9 @@ class CodeWriter:
         """The code of a remedy that is not written into the user's statements, with the model of ``names``; None where
         its template applies, "" where nothing does."""
         if key in OPTIMIZERS:
-            return with_optimizer_exchanged(self._tree, self._names, key, names.get("model", ""))
+            exchanged = with_optimizer_exchanged(self._tree, self._names, key, names.get("model", ""))
+            given = ((one, with_optimizer(one.definition, key)) for one in methods_given(self._tree, self._names))
+            return exchanged or next((f"# in {one.place}:\n{code}" for one, code in given if code), "")
         if key in IN_A_LOOP or lacks_names(key, names):
             return ""
         model = names.get("model", "")
