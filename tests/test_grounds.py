@@ -17,7 +17,9 @@ from oom_magic.explain.messages.normalization import without_repeats
 from oom_magic.explain.sentences.evidence import EVIDENCE
 
 # What these say of the text is in their values, or follows from frames.
-_BY_VALUES = {"weights_named", "weights_fill_card", "weights_fill_one_card", "weights_above_ram", "quoted_tensor"}
+_BY_VALUES = {
+    "weights_named", "weights_light", "weights_fill_card", "weights_fill_one_card", "weights_above_ram", "quoted_tensor",
+}  # fmt: skip
 _OF_THE_TEXT = re.compile(r"\b(?:The text (?!: )\w+|The model in the text)")
 
 
@@ -225,6 +227,30 @@ def test_a_log_is_read_without_its_repeats():
         pytest.param(
             "llava-13b answers in the web UI, but an API call: ~/envs/txt-webui/lib/transformers/generation/utils.py CUDA out of memory",
             ["weights"], ["image smaller", "frames"], id="a page of texts makes no pictures",
+        ),
+        pytest.param(
+            "python -m sglang.launch_server --model-path llama3-8b, nothing is on this H100 80GB:\nFile"
+            ' "sglang/srt/models/llama2.py", line 39, in __init__\nFile "vllm/model_executor/layers/linear.py", line 81, in'
+            " create_weights\ntorch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 112.00 MiB.",
+            ["a small part of 80.00 GiB", "something else held"], ["vLLM", "weights do not fit", "quantized"],
+            id="weights that are small beside their card",
+        ),
+        pytest.param(
+            "My agent trains:\nnext_state, reward, done, info = env.step(action)\nepisode_reward += reward\nGPU memory was"
+            " increasing until it was out of memory", ["was increasing"], ["sums tensors"], id="the rewards of an environment",
+        ),
+        pytest.param(
+            "CUDA out of memory after several minutes of training:\nLoading model at trained.chkpt with exploration rate 0.1\n"
+            "Episode 0 - Step 660 - Mean Reward 2990\nEpisode 20 - Step 5262 - Mean Reward 1311", ["bit by bit"],
+            ["weights do not fit"], id="what was loaded before the steps",
+        ),
+        pytest.param(
+            "DataLoader worker (pid 27) is killed by signal: Bus error. Can anyone explain what shared memory refers to and how one"
+            " can increase it?", ["shm-size"], ["The text:"], id="more memory is asked for",
+        ),
+        pytest.param(
+            "I train LoRA: everything works until model.train(), but when it runs the optimizer, GPU memory goes from 22 GB to 44 GB"
+            " and is out", ["optimizer state"], ["activations of a step"], id="when the optimizer runs",
         ),
         pytest.param(
             "Will it run out of memory (OOM) on a long video, such as a clip of 180 s?", ["no error message"], ["memory ran out"],

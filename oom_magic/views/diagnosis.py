@@ -76,6 +76,12 @@ _LEAST_OF_BEST = 0.65
 _MOST_OTHERS = 1
 # Evidence that is as true of any run with such numbers.
 _OF_ANY_SUCH_RUN = "own_tensors_fill"
+# What is told of a run and not of its memory, or what a message means: no reason to name one more cause.
+_NOT_OF_MEMORY = (
+    "told_loading", "told_evaluation", "told_late", "told_repeated", "told_saving", "checkpoint_kept",
+    "meaning_cuda_error_oom", "meaning_cuda_error_oom_elsewhere", "meaning_third_party_cuda_oom",
+    "meaning_cuda_driver_call",
+)  # fmt: skip
 # Changes that show by themselves whether the inputs were the cause.
 _LESS_INPUT = (
     "smaller_batch_any", "smaller_batch_plain", "smaller_input", "smaller_items", "smaller_image", "smaller_graph",
@@ -371,7 +377,7 @@ def _is_worth_confirming(one: PossibleCause, diagnosis: Diagnosis) -> bool:
 
 def _may_be(one: PossibleCause, diagnosis: Diagnosis) -> bool:
     """Whether something in this text speaks for another cause, and not much more for the likeliest."""
-    if not any(map(_is_of_this_run, one.evidence)):
+    if not any(_is_of_this_run(item) and item.key not in _NOT_OF_MEMORY for item in one.evidence):
         return False
     is_near = one.degree >= _LEAST_OF_BEST * diagnosis.possible[0].degree
     return is_near and (one.confidence is not Confidence.OPEN or diagnosis.confidence is Confidence.OPEN)

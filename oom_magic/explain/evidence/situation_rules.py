@@ -38,8 +38,6 @@ _AFTER_LOADING = ("kv_cache", "context", "compute", "serving", "logits", "vae") 
 _OF_A_LOG = re.compile(r"\d\d:\d\d:\d\d|\d% ?[|\u2580-\u259f#]")
 _AFTER = re.compile(r"\bafter (?:the )?(?:eval|valid|test)", re.I)
 _LARGE_WEIGHTS = 12 * GIB  # most cards hold no more
-
-
 _OF_PICTURES = {"of_latents", "diffuses", "makes_pictures"}
 # Clues that are enough for a judgement without a message.
 _TELLING = {
@@ -61,6 +59,7 @@ def situation_rules(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     yield from _inputs(failure, clues)
     yield from _model_beside_card(failure, clues)
     yield from _part_of_the_run(clues)
+    yield from _light_weights(failure, clues)
     yield from _over_time(failure, clues)
     yield from _reserved(failure, clues)
     yield from _settings(clues)
@@ -268,6 +267,16 @@ def _card(failure: Failure | None, clues: Clues) -> int | None:
     return said or clues.card_bytes
 
 
+def _light_weights(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+    """Weights that are a small part of their card and yet could not be loaded: something else holds it."""
+    stage = None if clues.program is None else clues.program.stage
+    is_unknown = failure is None or failure.pytorch_bytes is None  # whose memory it is
+    if stage is not None and stage.key == "loading" and is_unknown and are_light(failure, clues):
+        values = {"weights_bytes": clues.weights_bytes or 0, "total_bytes": _card(failure, clues) or 0}
+        yield from (Support(one, -0.7) for one in (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS))
+        yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("weights_light", values))
+
+
 def _is_of_device(failure: Failure | None) -> bool:
     """Whether the message itself is a device's."""
     return failure is not None and failure.backend not in (None, "cpu")
@@ -298,7 +307,7 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, -0.5)
     elif (
         "loads" in told
-        and "resumes" not in told
+        and not ({"resumes", "after_while"} & told or clues.run.is_late)
         and not _OF_A_LOG.search(clues.run.quotes.get("loads", ""))  # which goes on after it
         and not (clues.phase or clues.num_trained or clues.is_training)
         and _may_load(clues.program)

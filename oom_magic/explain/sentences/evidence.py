@@ -209,6 +209,10 @@ EVIDENCE: Sentences = {
         " less than {count}."
     ),
     "weights_fill_card": ("The model in the text takes {weights_bytes} for its weights; the card has {total_bytes}."),
+    "weights_light": (
+        "The model in the text takes {weights_bytes} for its weights, a small part of {total_bytes}: something else"
+        " held the device, or it is not the one that was meant."
+    ),
     "trained_fill_card": (
         "{count} parameters are trained: with gradients and Adam's state, all in 32 bits, they take {state_bytes}; the"
         " card has {total_bytes}."

@@ -389,7 +389,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "at_optimizer": said_as(  # where its state is made
         r"\b(?:during|in|at|while|when)\s(?:\w+ ){0,2}optimi[sz]er(?:'s)?(?: state\w*)?"
         r" (?:initiali[sz]\w*|init\b|set-?up|step)"
-        r"|initiali[sz]\w* (?:of )?(?:the )?optimi[sz]er|\bfirst optimi[sz]er step\b",
+        r"|initiali[sz]\w* (?:of )?(?:the )?optimi[sz]er|\bfirst optimi[sz]er step\b"
+        r"|\b(?:when|once|as soon as) (?:it |the )?(?:runs? |calls? |reach\w* )?(?:the )?optimi[sz]er\b",
         r"(?:更新参数|参数更新|优化器)[^\n，。]{0,8}(?:爆|溢出|不足|oom)",
     ),
     "offload_helps": said_as(

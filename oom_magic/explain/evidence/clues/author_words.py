@@ -160,7 +160,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|(?:around |about |roughly |~){0,2}(?:a few|few|several|many|a couple of|\d[\d,.]{0,14}[kK]?\+?) ?(?:\w+ )?"
         r"(?:hours?|minutes?"
         r"|mins?|days?|iterations?|iters?|(?:time)?steps?|epochs?|batches|requests?|images?|generations?|runs?|rounds?|episodes?"
-        r"|files?|samples?|frames?|videos?|messages?))",
+        r"|files?|samples?|frames?|videos?|messages?|sequences?|sentences?|texts?|documents?|pages?|clips?|songs?|experiences?))",
         r"(?:can|could) run (?:some|a few|several) epochs?", r"(?:middle|midst) of (?:the )?training|half-?way"
         r"|mid-?training",
         r"训练(?:了)?(?:一段时间|几个|一会)|过一(?:会|段时间)|中途|跑着跑着",
@@ -314,6 +314,10 @@ _AND_GOES_ON = re.compile(  # with what was loaded
     r"(?:[^.\n]|\.\d){0,80}\band (?:then )?(?:i |we )?(?:us|run|train|predict|infer|test|generat|evaluat|continu|fine)",
     re.I,
 )
+# More memory that is asked for has not been used.
+_WANTED = re.compile(
+    r"\bhow (?:to|(?:one |i |we )?(?:can|do|could|should)(?: one| i| we)?) (?:increas|rais|enlarg)", re.I
+)
 _OF_WHAT_FAILED = {"larger_input_fails"}
 # What is expected or was read somewhere has not been seen to help.
 _OF_WHAT_HELPS = {
@@ -419,7 +423,8 @@ def _told(pattern: re.Pattern[str], text: str, key: str = "") -> re.Match[str] |
             continue
         if _GUESSED.search(text, max(sentence, start - 48), start):
             continue
-        if key == "grows" and (_AS_IT_SHOULD.match(text, match.end()) or "sudden" in match.group()):
+        is_no_growth = _AS_IT_SHOULD.match(text, match.end()) or _WANTED.search(match.group())
+        if key == "grows" and (is_no_growth or "sudden" in match.group()):
             continue
         if _SAID_BY_OTHERS.search(text, sentence, start):
             continue

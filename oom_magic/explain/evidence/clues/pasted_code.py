@@ -24,7 +24,7 @@ _CUTS = re.compile(r"\.(?:item|detach|cpu|numpy|tolist|data)\b|\b(?:float|int|le
 _TENSOR_NAME = re.compile(
     r"(?:^|_)(?:loss\w*|likelihood|logits?|outputs?|preds?|predictions?|probs?|scores?|feats?|features?|hiddens?"
     r"|embeds?"
-    r"|embeddings?|log_probs?|logp|reward)(?:$|_|\d)|loss|tensor",
+    r"|embeddings?|log_probs?|logp)(?:$|_|\d)|loss|tensor",
     re.I,
 )
 _STATE_NAME = re.compile(r"^(?:\w*_)?(?:h|c|hx|cx|hidden\w*|state\w*|mem\w*|carry)$", re.I)

@@ -412,6 +412,8 @@ def find_program(text: str, trace: str, message_format: str | None = None) -> Pr
     in_text = (one for one in may_be if not (trains and (one.is_torch or _SHOWS_TORCH.search(text))))
     named = (one for one in in_text if one.pattern.search(text) and _is_first_server(one, text))
     program = next(chain(in_frames, named), None)
+    if program is not None and program.key == "vllm" and PROGRAMS_BY_KEY["sglang"].pattern.search(trace):
+        program = PROGRAMS_BY_KEY["sglang"]  # which computes with layers of vLLM
     if program is not None and program.key == "llama_cpp" and _OLLAMA_RUNS.search(text):
         program = PROGRAMS_BY_KEY["ollama"]
     return None if program is None else ProgramUse(program, _stage_of(program, text, trace), _budget_of(program, text))

@@ -24,6 +24,7 @@ _EPOCHS = re.compile(
     re.I,
 )
 _ABOUT = re.compile(r"about|around|approximately|~|[kKwW万]|大[约概]|左右", re.I)  # the author rounds
+_LOGGED = re.compile(r"^[^\n]{0,80}\bstep[:= ]{1,3}(\d{1,9})\b(?! ?/)[^\n]{0,160}(?:loss|reward)", re.I | re.M)
 _CHINESE = "一二三四五六七八九十"
 _LATE_STEPS = 50
 _ROUND_STEPS = 500
@@ -72,6 +73,9 @@ def run_facts(text: str) -> RunFacts:
         steps, said_so = max(done, key=lambda one: one[0])
         around = text[max(said_so.start() - _NEAR, 0) : said_so.end()]
         is_exact = not _ABOUT.search(around)
+    logged = [int(match.group(1)) for match in _LOGGED.finditer(text)]
+    if steps is None and len(logged) > 1:
+        steps = logged[-1]
     epochs = [_number(next(one for one in match.groups() if one)) for match in _EPOCHS.finditer(text)]
     label = text[max(0, bars[-1].start() - 60) : bars[-1].start()] if bars else ""
     if "Loading" in label or "shard" in label[-40:]:

@@ -25,9 +25,16 @@ _QUANTIZING = ("quantized_model", "comfy_fp8", "qlora", "loaded_4bit", "loaded_8
 # Evidence that shows others on the device.
 _SHOWS_OTHERS = {
     "others_listed", "others_unlisted", "told_shared", "told_left_over", "device_seen_full", "device_is_open",
-    "no_context", "little_free_at_start", "told_frees_at_end", "meaning_vllm_startup",
+    "no_context", "little_free_at_start", "told_frees_at_end", "meaning_vllm_startup", "weights_light",
 }  # fmt: skip
-_AT_START = {"little_free_at_start", "meaning_vllm_startup", "no_context", "start_refused", "stage_loading"}
+_AT_START = {
+    "little_free_at_start",
+    "meaning_vllm_startup",
+    "no_context",
+    "start_refused",
+    "stage_loading",
+    "weights_light",
+}
 _OF_TOKENS = ("vllm", "sglang", "tgi", "server", "quantizing")
 _OF_SPLATS = (*INPUT_CAUSES, Cause.WEIGHTS_TOO_BIG, Cause.OPTIMIZER_STATE, Cause.SYSMEM_FALLBACK)
 # Said where nothing better is known.
