@@ -253,6 +253,15 @@ def test_a_log_is_read_without_its_repeats():
             " and is out", ["optimizer state"], ["activations of a step"], id="when the optimizer runs",
         ),
         pytest.param(
+            "after running train.py, i ran render.py: CUDA out of memory. Tried to allocate 3.78 GiB (GPU 0; 15.74 GiB total"
+            " capacity; 8.81 GiB already allocated; 228.75 MiB free; 13.46 GiB reserved in total by PyTorch)", ["one pass|in pieces"],
+            ["microbatch", "checkpointing"], id="a training that came before",
+        ),
+        pytest.param(
+            "I train dreambooth with --train_batch_size=1 and reduced the resolution to 256, but still: CUDA out of memory",
+            ["it is the weights"], ["is it full"], id="neither batch nor size",
+        ),
+        pytest.param(
             "Will it run out of memory (OOM) on a long video, such as a clip of 180 s?", ["no error message"], ["memory ran out"],
             id="what may come has not failed",
         ),

@@ -122,7 +122,8 @@ def check_of_open(cause: Cause, usual: Evidence, failure: Failure | None, clues:
     ``usual``: the check for the likeliest ``cause``; it stays where it asks for more than less input.
     """
     program = "" if clues.program is None else clues.program.program.key
-    if cause not in INPUT_CAUSES or usual.key not in _WITH_LESS or program in (*RESERVING, *_WITHOUT_MODEL):
+    is_of_less = usual.key in _WITH_LESS or (usual.key == "check_driver_level" and "device_idle" not in clues.run.told)
+    if cause not in INPUT_CAUSES or not is_of_less or program in (*RESERVING, *_WITHOUT_MODEL):
         return usual
     backend = None if failure is None else failure.backend
     went_well = clues.run.is_late or "after_while" in clues.run.told

@@ -207,7 +207,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "infers": said_as(
         r"\binferenc\w*", r"\binferr?ing\b", r"\b(?:voice conversion|text[- ]to[- ]speech|synthesi[sz]ing)\b",
         r"transcri(?:b|pt)", r"\bwhisper\w*",
-        r"\b(?:predict|test|demo|infer\w*|generate|sample|eval\w*|super_resolve)\w*\.(?:py|sh|ipynb)\b",
+        r"\b(?:predict|test|demo|infer\w*|generate|sample|eval\w*|super_resolve|render)\w*\.(?:py|sh|ipynb)\b",
         r"run(?:ning)? (?:the |just run the )?(?:test|demo|predict\w*|inference"
         r"|sampling)", r"\bupscal", r"txt2img|img2img",
         r"generat(?:e|es|ing) (?:an? |the |\d{1,6} )?(?:\w+ )?(?:images?|pictures?|videos?|audio|text|samples?"

@@ -80,6 +80,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"can (?:\w+ )?train(?: \w+)? (?:fine|ok|normally|well|without)", r"use the train\w* code, it is ok",
         r"no (?:problem|issue|error)s? (?:during|in|while|with) train",
         r"(?:having|have|had|has|after) (?:completed|finished)\W{1,4}(?:the )?train",
+        r"\bafter running train\w*\.(?:py|sh)\b",
         r"got (?:the |my )?training (?:to )?(?:run|work)",
         r"(?:during|in|while) training,? (?:\w+ ){0,4}(?:runs?|works?|is|fits) (?:\w+ )?(?:fine|ok|okay|well)\b",
         r"训练(?:过程|时|阶段)?(?:没有|没)?(?:正常|没问题|可以)",
