@@ -10,6 +10,7 @@ import pytest
 import torch
 from module_cases import MODULES
 from operator_cases import OPERATORS, Case, measure
+from sorting_cases import CARDS, SORTING
 from stub_estimates import stub_of_cudnn  # noqa: F401 - a fixture
 from versions import recorded_with
 
@@ -28,7 +29,7 @@ recorded_here = pytest.mark.skipif(
 # encoder_masked, whose mask the stub that was measured on cannot read (a card sees that it is causal, and drops it).
 INEXACT = set(
     """
-bilinear combinations cov encoder_masked index_put_accumulate isin logcumsumexp masked_scatter unique var_mean
+bilinear combinations cov encoder_masked index_put_accumulate isin logcumsumexp masked_scatter var_mean
 """.split()  # noqa: SIM905
 )
 if VERSION.startswith("2.15"):  # in evaluation: products inside the fused layer; three copies that live to the end
@@ -36,10 +37,10 @@ if VERSION.startswith("2.15"):  # in evaluation: products inside the fused layer
 NOT_THERE = {"aminmax"} if VERSION.startswith(("2.6", "2.11")) else set()  # it has no derivative there
 
 
-def dry_numbers(cases: dict[str, Case], **how: bool) -> dict[str, list[int]]:
+def dry_numbers(cases: dict[str, Case], card: str = "A100 80GB", **how: bool) -> dict[str, list[int]]:
     """What ``measure`` finds on the pretend GPU."""
     found: dict[str, list[int]] = {}
-    session = DrySession("A100 80GB", stop_after_steps=None, has_bar=False)
+    session = DrySession(card, stop_after_steps=None, has_bar=False)
     session.run(lambda: found.update(measure(cases, **how)))
     return found
 
@@ -87,6 +88,13 @@ def test_module_equals_cuda(name: str, modules: dict[str, list[int]]) -> None:
     assert modules[name] == TRUTH["modules"][name]
 
 
+@recorded_with("2.13")
+@pytest.mark.parametrize("card", CARDS)
+def test_sorts_and_distinct_values_take_what_they_take_on_each_card(card: str) -> None:
+    true = json.loads((DATA / "sorting_truth.json").read_text())[card]
+    assert dry_numbers(SORTING, CARDS[card]) == true
+
+
 def test_any_version_runs_what_one_runs(operators: dict[str, list[int]], modules: dict[str, list[int]]) -> None:
     """Other versions take somewhat more or less, and their workspaces may stay or go; no case fails in them."""
     found, true = {**operators, **modules}, {**TRUTH["operators"], **TRUTH["modules"]}
@@ -116,7 +124,7 @@ def test_attention_of_images_seen_as_sequences_keeps_its_scores() -> None:
     assert sizes[-7:] == [131072, 393216, 8519680, 393216, 4194304, 131072, 131072]  # as the CUDA build
 
 
-@pytest.mark.parametrize("name", ["isin", "unique", "irfft"])
+@pytest.mark.parametrize("name", ["isin", "irfft"])
 def test_what_a_kernel_takes_uncounted_is_said(name: str) -> None:
     session = DrySession("A100 80GB", has_bar=False)
     session.run(OPERATORS[name])

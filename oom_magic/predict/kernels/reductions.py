@@ -16,15 +16,19 @@ from torch._ops import OpOverload
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.kernels.copies import make_outputs
 from oom_magic.predict.kernels.scratch import (
+    count_bytes,
     counts_of_blocks,
+    distinct_bytes,
     packed_norm_bytes,
     partial_norm_bytes,
     radix_bytes,
+    runs_bytes,
     scan_bytes_of,
     scan_of_blocks,
     segmented_bytes,
     semaphore_bytes,
     staging_bytes,
+    sum_bytes,
 )
 from oom_magic.predict.operators.calls import TORCH, Call
 from oom_magic.predict.operators.gradients import is_dense
@@ -263,6 +267,61 @@ def _counts(call: Call) -> None:
     call.output(0)
 
 
+def _unique(call: Call) -> None:
+    """UniqueCub.cu: all values are sorted, with their positions for the inverse; those of bool are counted."""
+    tensor = call.args[0]
+    has_inverse, has_counts = call.argument(2, False), call.argument(3, False)
+    num_items = tensor.numel()
+    if not num_items:
+        return
+    if not tensor.is_contiguous():
+        call.take_like(tensor)
+    if tensor.dtype is torch.bool:
+        call.take(4)
+        call.give_back(call.allocate_scratch(count_bytes, num_items))
+        call.output(0, 2)
+        call.output(2, 2 * _INDEX)
+        return
+    call.take_like(tensor)
+    if has_inverse:
+        positions = call.take(num_items * _INDEX)
+        call.take(num_items * _INDEX)
+        call.give_back(call.allocate_scratch(radix_bytes, num_items, tensor.element_size(), _INDEX), positions)
+    else:
+        call.give_back(call.allocate_scratch(radix_bytes, num_items, tensor.element_size()))
+    _find_distinct(call, has_counts, _INDEX if has_inverse else 0)
+
+
+def _unique_in_order(call: Call) -> None:
+    """The same for values that are in order; along a dimension by Thrust, whose scratch is not known."""
+    tensor = call.args[0]
+    if call.argument(3) is not None or not tensor.numel():
+        return
+    if not tensor.is_contiguous():
+        call.take_like(tensor)
+    _find_distinct(call, call.argument(2, False), 4 if call.argument(1, False) else 0)
+
+
+def _find_distinct(call: Call, has_counts: bool, place_bytes: int) -> None:
+    """``compute_unique``: room for as many values as there are stays with the result. ``place_bytes`` are those of a
+    value's place in the sum for the inverse (0: none is made)."""
+    tensor = call.args[0]
+    num_items, item_bytes = tensor.numel(), tensor.element_size()
+    if place_bytes:
+        call.output(1, num_items * _INDEX)
+        places = call.take(num_items * place_bytes)
+        call.give_back(call.allocate_scratch(sum_bytes, num_items), places)
+    call.output(0, num_items * item_bytes)
+    call.take(_INDEX)
+    if has_counts:
+        call.output(2, num_items * _INDEX)
+        call.allocate_scratch(runs_bytes, num_items)
+        return
+    is_half = tensor.is_floating_point() and item_bytes == 2
+    width = 4 if tensor.dtype is torch.bool else item_bytes  # bool is read through an iterator
+    call.allocate_scratch(distinct_bytes, num_items, width, int(is_half))
+
+
 def _find_range(call: Call) -> None:
     tensor = call.args[0]
     for _ in ("least", "largest"):
@@ -286,4 +345,6 @@ RULES: dict[OpOverload, Rule] = {
     aten.logcumsumexp.default: _running,
     aten.histc.default: _histogram,
     aten.bincount.default: _counts,
+    aten._unique2.default: _unique,
+    aten.unique_consecutive.default: _unique_in_order,
 }

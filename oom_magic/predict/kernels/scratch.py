@@ -8,27 +8,38 @@ PyTorch 2.13 and 2.15 have. ``fused_attention`` names those of attention, and sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, prod
-from typing import Any
+from typing import Any, TypeVar
 
 from oom_magic.memory.workspaces import Workspaces
 from oom_magic.predict.instrumentation.recorder import SizeFunction
 from oom_magic.predict.setups.gpus import GPU
 from oom_magic.predict.sizing.store import torch_version
 
+_T = TypeVar("_T")
+
+INDEX = 8  # bytes
 _SCAN_THREADS = 128
 _SCAN_TILE = 896  # items: 128 threads of 7 with 8 bytes (the default policy: 15 with 4 bytes)
 # Items of a tile by compute capability; a card has that of the highest capability that it reaches.
-_DISTINCT_TILE = {(0, 0): 640, (8, 0): 1920, (8, 6): 640, (9, 0): 4224}
+_DISTINCT_TILES = {  # of items of 1, 2, 4 and 8 bytes; the first also of 16-bit floats, on any card
+    (0, 0): (1280, 1280, 1280, 640),
+    (8, 0): (19840, 8064, 4608, 1920),
+    (8, 6): (1280, 1280, 1280, 640),
+    (9, 0): (5632, 5632, 6528, 4224),
+}
+_RUN_TILE = 768
+_SUM_TILE = {(0, 0): 1920, (8, 0): 3840, (8, 6): 1920, (9, 0): 3072}
 _SELECT_TILE = {(0, 0): 640, (8, 0): 2304, (8, 6): 640, (9, 0): 4224, (10, 0): 3520}
 _ONE_BLOCK_COUNTS = 4096  # items
 _UNIQUE_TILE = {(0, 0): 320, (8, 0): 1344, (8, 6): 320, (9, 0): 4864}
 _HISTOGRAM = 256 * 8  # bytes: the bins of one pass
 _LOOK_BACK = 256 * 4  # bytes of a tile
 _PASS_BITS = 8
+_ONE_SWEEP = (9, 0)  # keys of 1 and 2 bytes, too, are counted in the pass that moves them
 _NO_VALUE = 1  # bytes: keys only
 _BLOCK = 256  # threads
 _TOPK_BLOCKS = 65536 // (40 * _BLOCK)  # of a multiprocessor: its registers, and 40 for each thread (TensorTopK.cu)
@@ -49,12 +60,13 @@ def radix_bytes(card: GPU, num_items: int, key_bytes: int, value_bytes: int = _N
     widest = max(key_bytes, value_bytes, 4)
     if num_items <= 256 * (19 * 4 // widest):  # one thread block (``SingleTilePolicy``: 19 items of 4 bytes a thread)
         return 1
-    values = _round_up(num_items * value_bytes) if value_bytes > _NO_VALUE else 0
-    copies = _round_up(num_items * key_bytes) + values if num_bits > _PASS_BITS else 0
-    if key_bytes < 4:
-        return _spine_bytes(card) + copies + 255
+    copies = _round_up(num_items * key_bytes)
+    copies += _round_up(num_items * value_bytes) if value_bytes > _NO_VALUE else 0
+    if key_bytes < 4 and card.capability < _ONE_SWEEP:
+        return _spine_bytes(card, key_bytes) + copies + 255
     num_tiles = ceil(num_items / _radix_tile(card, key_bytes, value_bytes))
-    return ceil(num_bits / _PASS_BITS) * _HISTOGRAM + num_tiles * _LOOK_BACK + copies + 256 + 255
+    num_passes = ceil(num_bits / _PASS_BITS)
+    return num_passes * _HISTOGRAM + num_tiles * _LOOK_BACK + copies * (num_passes > 1) + 256 + 255
 
 
 def _radix_tile(card: GPU, key_bytes: int, value_bytes: int) -> int:
@@ -62,21 +74,23 @@ def _radix_tile(card: GPU, key_bytes: int, value_bytes: int) -> int:
     widest, is_pairs = max(key_bytes, value_bytes), value_bytes > _NO_VALUE
     if card.capability < (8, 0):
         return 256 * ((46 if key_bytes == value_bytes == 4 else 23) * 4 // widest)
-    if card.capability < (9, 0):
+    if card.capability < _ONE_SWEEP:
         return 384 * ((17 if key_bytes == 4 and is_pairs else 21) * 4 // widest)
+    if key_bytes < 4:
+        return 512 * 19 if not is_pairs else 384 * 9 if key_bytes == 1 else 512 * 11
     if key_bytes == 4:
-        return 384 * ((20 if not is_pairs else 24 if value_bytes >= 8 else 16) * 4 // widest)
+        return 384 * (19 if not is_pairs else 14 if value_bytes >= 8 else 16)
     return 384 * ((24 if value_bytes >= 8 else 30) * 4 // widest)
 
 
-def _spine_bytes(card: GPU) -> int:
-    """Keys of 16 bits are counted first: bins of five times as many blocks as the card can run at once.
+def _spine_bytes(card: GPU, key_bytes: int) -> int:
+    """Shorter keys are counted first: bins of five times as many blocks as the card can run at once.
 
-    Five is CUB's ``subscription_factor``, 128 the bins of 7 bits (``RADIX_BITS``), 5632 the tile in which the bins are
-    scanned (``ScanPolicy``: 512 threads of 23 items of 4 bytes, so 11 of 8).
+    Five is CUB's ``subscription_factor``; 128 and 64 are the bins of 7 and 6 bits (``RADIX_BITS``), 5632 the tile in
+    which bins are scanned (``ScanPolicy``: 512 threads of 23 items of 4 bytes, so 11 of 8).
     """
     num_blocks = 5 * card.num_multiprocessors * (card.threads_per_multiprocessor // 256)
-    return (num_blocks * 128 + 5632) * 8
+    return (num_blocks * (64 if key_bytes == 1 else 128) + 5632) * 8
 
 
 def segmented_bytes(_: GPU, num_items: int, key_bytes: int, value_bytes: int) -> int:
@@ -101,22 +115,36 @@ def scan_bytes_of(card: GPU, num_items: int, item_bytes: int) -> int:
 
 def unique_bytes(card: GPU, num_items: int) -> int:
     """``DeviceSelect::UniqueByKey``."""
-    return scan_bytes(card, num_items, _UNIQUE_TILE[max(at for at in _UNIQUE_TILE if at <= card.capability)])
+    return scan_bytes(card, num_items, _of_card(card, _UNIQUE_TILE))
 
 
-def distinct_bytes(card: GPU, num_items: int) -> int:
+def distinct_bytes(card: GPU, num_items: int, item_bytes: int = INDEX, is_half: int = False) -> int:
     """``DeviceSelect::Unique``: as a scan, with states of 8 bytes."""
-    return _selection_bytes(card, num_items, _DISTINCT_TILE)
+    tiles = _of_card(card, _DISTINCT_TILES) if not is_half else _DISTINCT_TILES[0, 0]
+    return _narrow_scan_bytes(num_items, tiles[item_bytes.bit_length() - 1])
 
 
 def select_bytes(card: GPU, num_items: int) -> int:
     """``DeviceSelect::Flagged``."""
-    return _selection_bytes(card, num_items, _SELECT_TILE)
+    return _narrow_scan_bytes(num_items, _of_card(card, _SELECT_TILE))
 
 
-def _selection_bytes(card: GPU, num_items: int, tiles: dict[tuple[int, int], int]) -> int:
-    tile = tiles[max(at for at in tiles if at <= card.capability)]
+def sum_bytes(card: GPU, num_items: int) -> int:
+    """``DeviceScan::InclusiveSum`` of items of 4 bytes."""
+    return _narrow_scan_bytes(num_items, _of_card(card, _SUM_TILE))
+
+
+def runs_bytes(_: GPU, num_items: int) -> int:
+    """``DeviceRunLengthEncode::Encode``."""
+    return 255 + _round_up((ceil(num_items / _RUN_TILE) + 32) * 16)
+
+
+def _narrow_scan_bytes(num_items: int, tile: int) -> int:
     return 511 + _round_up((ceil(num_items / tile) + 32) * 8)
+
+
+def _of_card(card: GPU, table: Mapping[tuple[int, int], _T]) -> _T:
+    return table[max(at for at in table if at <= card.capability)]
 
 
 def count_bytes(card: GPU, num_items: int) -> int:
@@ -143,7 +171,6 @@ def scan_of_blocks(card: GPU, num_slices: int, length: int) -> int:
 
 
 # Gradients of embeddings: EmbeddingBackwardKernel.cu.
-INDEX = 8  # bytes
 _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD
 _ATOMIC_BLOCKS = 4  # a multiprocessor (``use_fused_kernel``)
 

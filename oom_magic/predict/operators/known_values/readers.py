@@ -31,7 +31,10 @@ def _allclose(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, An
     return known is None or bool(known)
 
 
-_UNCOUNTED = frozenset({aten._unique2.default, aten.unique_consecutive.default, aten.unique_dim.default})
+def _is_uncounted(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether distinct slices along a dimension are sought, by Thrust."""
+    has_dim = len(args) > 3 or kwargs.get("dim") is not None
+    return func is aten.unique_dim.default or (func is aten.unique_consecutive.default and has_dim)
 
 
 def _shaped_by_values(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -42,7 +45,7 @@ def _shaped_by_values(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict
     read = gpu.values.read
     out = func(*map_tensors(args, read), **{key: map_tensors(value, read) for key, value in kwargs.items()})
     place = next(found for found in map(gpu.place, tensors) if found is not None)
-    if func in _UNCOUNTED and place is Place.GPU:
+    if place is Place.GPU and _is_uncounted(func, args, kwargs):
         gpu.values.assume_uncounted(func)
     if place is Place.GPU:
         return gpu.results_of(func, args, kwargs, out)
