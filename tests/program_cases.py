@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.ao.quantization import FusedMovingAvgObsFakeQuantize, default_fused_per_channel_wt_fake_quant
 from torch.autograd.graph import save_on_cpu
-from torch.func import functional_call, grad, vmap
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -210,32 +209,6 @@ def tuned() -> None:
         optimizer.zero_grad()
 
 
-def each_gradient() -> None:
-    """One gradient for each example, by ``vmap`` of ``grad`` over convolutions."""
-    model = nn.Sequential(nn.Conv2d(32, 64, 3), nn.Flatten(), nn.LazyLinear(10))
-    model(torch.zeros(1, 32, 26, 26))
-    model.to(CUDA)
-    weights = {name: weight.detach() for name, weight in model.named_parameters()}
-    x, labels = torch.randn(64, 32, 26, 26, device=CUDA), torch.zeros(64, dtype=torch.long, device=CUDA)
-
-    def loss(weights: dict[str, torch.Tensor], image: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(functional_call(model, weights, (image[None],)), label[None])
-
-    vmap(grad(loss), (None, 0, 0))(weights, x, labels)
-
-
-def each_gradient_of_attention() -> None:
-    """``torch.func`` takes attention apart by the kernel that the card would choose."""
-    layer = nn.TransformerEncoderLayer(128, 4, 256, 0.0, batch_first=True).to(CUDA)
-    weights = {name: weight.detach() for name, weight in layer.named_parameters()}
-
-    def loss(weights: Any, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = functional_call(layer, weights, (x[None],)).square().mean()
-        return out
-
-    vmap(grad(loss), in_dims=(None, 0), randomness="different")(weights, torch.randn(16, 40, 128, device=CUDA))
-
-
 def without_cudnn() -> None:
     """Recurrent layers step by step, packed ones too, and their double backward; convolutions by columns."""
     with torch.backends.cudnn.flags(enabled=False):
@@ -261,18 +234,6 @@ def lazy() -> None:
     x = torch.randn(8, 3, 32, 32).cuda()
     out = model(x)
     nn.Linear(1000, 1000).to(out)(out).sum().backward()
-
-
-def forward_mode() -> None:
-    """Derivatives forwards, and forwards over backwards."""
-    weight = torch.randn(512, 512, device=CUDA)
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(x @ weight).pow(2).sum()
-
-    x = torch.randn(64, 512, device=CUDA)
-    torch.func.jvp(function, (x,), (torch.ones_like(x),))
-    torch.func.hessian(lambda x: function(x[None]))(torch.randn(512, device=CUDA))
 
 
 def evaluated(mode: Callable[[], Any]) -> Callable[[], None]:
@@ -474,11 +435,8 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "penalized": penalized,
     "differential": differential,
     "watched": watched,
-    "each_gradient": each_gradient,
-    "each_gradient_of_attention": each_gradient_of_attention,
     "without_cudnn": without_cudnn,
     "lazy": lazy,
-    "forward_mode": forward_mode,
     "evaluated": evaluated(torch.no_grad),
     "evaluated_inference": evaluated(torch.inference_mode),
     "masked_short": masked(96),

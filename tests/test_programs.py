@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from derivative_cases import DERIVATIVES
 from layout_cases import LAYOUTS
 from notebook_programs import NOTEBOOKS
 from program_cases import PROGRAMS
@@ -21,6 +22,7 @@ from oom_magic.memory.categories import Category
 pytestmark = pytest.mark.usefixtures("stub_of_cudnn")
 TRUTH = json.loads((Path(__file__).parent / "data" / "programs_truth.json").read_text())
 VERSION = torch.__version__.partition("+")[0]
+ALL = PROGRAMS | DERIVATIVES | SPARSE_AND_GRAPHS | LAYOUTS | NOTEBOOKS
 
 
 @pytest.mark.sampled(16)
@@ -28,11 +30,9 @@ VERSION = torch.__version__.partition("+")[0]
     TRUTH["torch"] != VERSION, reason=f"the truth was recorded with torch {TRUTH['torch']}, this is {VERSION}"
 )
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("name", [*PROGRAMS, *SPARSE_AND_GRAPHS, *LAYOUTS, *NOTEBOOKS])
+@pytest.mark.parametrize("name", ALL)
 def test_program_equals_cuda(name: str) -> None:
-    report = om.dry_run(
-        (PROGRAMS | SPARSE_AND_GRAPHS | LAYOUTS | NOTEBOOKS)[name], gpu="RTX 3060", stop_after_steps=None
-    )
+    report = om.dry_run(ALL[name], gpu="RTX 3060", stop_after_steps=None)
     assert [report.peak_allocated_bytes, report.peak_reserved_bytes] == TRUTH["peaks"][name]
 
 

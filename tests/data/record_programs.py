@@ -15,13 +15,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+from derivative_cases import DERIVATIVES
 from layout_cases import LAYOUTS
 from loop_cases import LOOPS
 from notebook_programs import NOTEBOOKS
 from program_cases import PROGRAMS as SHORT
 from sparse_and_graph_cases import SPARSE_AND_GRAPHS
 
-PROGRAMS = SHORT | SPARSE_AND_GRAPHS | LAYOUTS | NOTEBOOKS | LOOPS
+PROGRAMS = SHORT | DERIVATIVES | SPARSE_AND_GRAPHS | LAYOUTS | NOTEBOOKS | LOOPS
 TRUTH = Path(__file__).with_name("programs_truth.json")
 
 

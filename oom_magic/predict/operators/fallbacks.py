@@ -116,6 +116,9 @@ def storage_under(tensor: torch.Tensor) -> torch.UntypedStorage:
     except NotImplementedError:
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return storage_under(torch._C._functorch.get_unwrapped(tensor))
+        if torch._C._functorch.is_legacy_batchedtensor(tensor):  # of ``is_grads_batched``, which does not nest
+            with torch._C._DisableTorchDispatch():
+                return storage_under(torch._remove_batch_dim(tensor, 1, 1, 0))
         if tensor.layout is torch.sparse_coo:
             with torch._C._DisableTorchDispatch():
                 return tensor._values().untyped_storage()
