@@ -546,3 +546,20 @@ def test_a_cell_whose_backward_is_in_the_next_is_priced_with_it(shell):
     assert "no_grad" not in [one.key for one in half.remedies]
     assert half.remedies[0].fits
     assert half.as_is.needed_bytes == whole.as_is.needed_bytes
+
+
+def test_a_reference_before_the_backward_of_what_is_trained_is_no_evaluation(shell):
+    run(
+        shell,
+        CARD + "import torch\nfrom torch import nn\nbatch_size = 2048\npolicy = nn.Linear(512, 64).cuda()\n"
+        "reference = nn.Linear(512, 65536).cuda().eval()\noptimizer = torch.optim.SGD(policy.parameters())\n",
+    )
+    cell = (
+        CARD + "for _ in range(3):\n    x = torch.randn(batch_size, 512, device='cuda')\n    new = policy(x).amax(-1)\n"
+        "    with torch.no_grad():\n        old = reference(x).softmax(-1).amax(-1)\n"
+        "    (new - old).square().mean().backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
+    )
+    assert shell.run_cell(cell, store_history=True).error_in_exec is not None
+    first = run(shell, "%oom_explain").remedies[0]
+    assert (first.key, first.fits) == ("smaller_batch", True)
+    assert first.values["accumulation"] * first.values["after"] == 2048

@@ -146,7 +146,7 @@ class CellRehearsal:
         left = training.turns.left
         self.kept_by_turns = (0, 0) if left is None else left.kept(report.timeline)
         self._fullest = training.fullest_call(report)
-        self._beside = [call for call in training.calls_of_peak(report) if call.has_gradients]
+        self._beside = training.calls_beside(report, self._fullest)
         self.sizes = {} if self._fullest is None else sizes_of_inputs(self._fullest.inputs)
         self.accumulation = self._survey.batches_per_step
         self._find_sample()
@@ -210,10 +210,7 @@ class CellRehearsal:
 
     @property
     def _trains_at_peak(self) -> bool:
-        fullest = self._fullest
-        if fullest is None:
-            return False
-        return any(call.is_training for call in (fullest, *(self._beside if fullest.has_gradients else ())))
+        return any(call.is_training for call in (self._fullest, *self._beside) if call is not None)
 
     @property
     def _trains_so(self) -> bool:
@@ -224,8 +221,8 @@ class CellRehearsal:
 
     @property
     def keeps_no_graph(self) -> bool:
-        """Whether gradients were off at the peak."""
-        return self._fullest is not None and not self._fullest.has_gradients
+        """Whether gradients were off at the peak, and nothing waited for its backward."""
+        return self._fullest is not None and not self._fullest.has_gradients and not self._beside
 
     @property
     def compares_samples(self) -> bool:

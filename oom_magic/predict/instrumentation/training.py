@@ -118,6 +118,17 @@ class Training:
         ended = max((end for end in ends if end <= position), default=0)
         return [call for call in self.model_calls if call.is_model and ended <= call.position - first <= position]
 
+    def calls_beside(self, report: MemoryReport, fullest: ModelCall | None) -> list[ModelCall]:
+        """The calls with gradients in the step of a report's peak; where ``fullest`` has none, as a reference between
+        the forward and the backward of what is trained, those whose backward is still to come."""
+        calls = [call for call in self.calls_of_peak(report) if call.has_gradients]
+        if fullest is None or fullest.has_gradients:
+            return calls
+        timeline, first = report.timeline, self.begins_at[0] if self.begins_at else 0
+        made = np.flatnonzero(timeline.order[: report.peak_position + 1] >= 0)
+        walked = made[timeline.phase[timeline.order[made]] == PHASES.index(Phase.BACKWARD)]
+        return [call for call in calls if call.position - first > walked.max(initial=-1)]
+
     @contextmanager
     def followed(self) -> Iterator[None]:
         """Follow the training loop while the user's code runs in the block."""
