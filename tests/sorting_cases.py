@@ -1,4 +1,7 @@
-"""Sorts and distinct values of each width, whose scratch differs by card: record_sorting.py runs them on CUDA."""
+"""Sorts, distinct values of each width and sums of equal indices, whose scratch differs by card.
+
+record_sorting.py runs them on CUDA. A stub finds no distinct indices at all, so a sum's result is left out there.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,23 @@ def _case(way: Case, num_items: int, dtype: torch.dtype) -> Case:
     return run
 
 
+def _coalesced(num_items: int, num_columns: int) -> Case:
+    """The sum of equal rows of a sparse tensor, as of an embedding's gradient."""
+
+    def run() -> None:
+        indices = torch.zeros((1, num_items), dtype=torch.long, device="cuda")
+        values = torch.zeros((num_items, num_columns), device="cuda")
+        torch.sparse_coo_tensor(indices, values, (10, num_columns), check_invariants=False).coalesce()
+
+    return run
+
+
 SORTING: dict[str, Case] = {
-    f"{name} {num_items} {str(dtype).removeprefix('torch.')}": _case(way, num_items, dtype)
-    for name, way in _WAYS.items()
-    for num_items in (0, 5000, 300_000)
-    for dtype in _DTYPES
+    **{f"coalesce {num_items}": _coalesced(num_items, 1) for num_items in (2, 5000, 300_000, 3_000_000)},
+    **{
+        f"{name} {num_items} {str(dtype).removeprefix('torch.')}": _case(way, num_items, dtype)
+        for name, way in _WAYS.items()
+        for num_items in (0, 5000, 300_000)
+        for dtype in _DTYPES
+    },
 }

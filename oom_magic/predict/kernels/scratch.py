@@ -32,10 +32,11 @@ _DISTINCT_TILES = {  # of items of 1, 2, 4 and 8 bytes; the first also of 16-bit
     (9, 0): (5632, 5632, 6528, 4224),
 }
 _RUN_TILE = 768
+_MERGE_TILE = 4096
 _SUM_TILE = {(0, 0): 1920, (8, 0): 3840, (8, 6): 1920, (9, 0): 3072}
 _SELECT_TILE = {(0, 0): 640, (8, 0): 2304, (8, 6): 640, (9, 0): 4224, (10, 0): 3520}
 _ONE_BLOCK_COUNTS = 4096  # items
-_UNIQUE_TILE = {(0, 0): 320, (8, 0): 1344, (8, 6): 320, (9, 0): 4864}
+_UNIQUE_TILE = {(0, 0): 320, (8, 0): 1344, (8, 6): 320, (9, 0): 4928}
 _HISTOGRAM = 256 * 8  # bytes: the bins of one pass
 _LOOK_BACK = 256 * 4  # bytes of a tile
 _PASS_BITS = 8
@@ -127,6 +128,16 @@ def distinct_bytes(card: GPU, num_items: int, item_bytes: int = INDEX, is_half: 
 def select_bytes(card: GPU, num_items: int) -> int:
     """``DeviceSelect::Flagged``."""
     return _narrow_scan_bytes(num_items, _of_card(card, _SELECT_TILE))
+
+
+def merge_sort_bytes(_: GPU, num_items: int) -> int:
+    """``DeviceMergeSort`` of indices with their positions: copies of both, and where each tile's parts begin."""
+    return 2 * _round_up(num_items * INDEX) + _round_up((ceil(num_items / _MERGE_TILE) + 1) * INDEX) + 255
+
+
+def unique_by_thrust_bytes(card: GPU, num_items: int) -> int:
+    """``thrust::unique_by_key``: as a scan with states of 8 bytes, and how many were kept."""
+    return _narrow_scan_bytes(num_items, _of_card(card, _UNIQUE_TILE)) + 512
 
 
 def sum_bytes(card: GPU, num_items: int) -> int:

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 
 from oom_magic.language import _
 from oom_magic.predict.fake_cuda.places import META, FakeDevice, Handler, tensors_in
+from oom_magic.predict.kernels.scratch import merge_sort_bytes, unique_by_thrust_bytes
 from oom_magic.predict.operators.calls import find_overload
 
 aten = torch.ops.aten
@@ -86,22 +87,16 @@ def _cloned(gpu: FakeDevice, tensor: torch.Tensor, **_unused: Any) -> torch.Tens
 
 
 def _coalesced(gpu: FakeDevice, tensor: torch.Tensor) -> torch.Tensor:
-    """``_coalesce_sparse_cuda``."""
+    """aten/src/ATen/native/sparse/cuda/SparseCUDATensor.cu, ``_coalesce_sparse_cuda``."""
     indices, values = _parts(tensor)
     number = values.shape[0]
     if number < 2:
         return _made(tensor, indices.clone(), values.clone(), True)
-    gpu.values.assume(
-        _(
-            "coalescing a sparse tensor: the scratch memory of CUDA's sort is taken as two copies of the indices"
-            " and the order, which is close but not exact"
-        )
-    )
     known = gpu.values.get(indices)
     num_unique = number if known is None else torch.unique(known, dim=1).shape[1]
     order = [indices.new_empty(number) for _unused in ("flat indices", "order", "where each begins")]
-    scratch = [indices.new_empty(number) for _unused in ("other indices", "other order")]
-    scratch.clear()
+    for size_function in (merge_sort_bytes, unique_by_thrust_bytes):
+        indices.new_empty(size_function(gpu.card, number), dtype=torch.uint8)
     made_values = values.new_empty((num_unique, *values.shape[1:]))
     made_indices = order[0][:num_unique][None] if len(indices) == 1 else indices.new_empty((len(indices), num_unique))
     order.clear()
