@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from versions import bitsandbytes_or_skip, needs_what_graphs_saved
+from failing_cells import CARD, FAILING, MODEL, fail, run, surroundings  # noqa: F401 - a fixture
+from versions import bitsandbytes_or_skip
 
 from oom_magic.explain import advice
 from oom_magic.explain.diagnosis import Diagnosis
@@ -23,38 +24,12 @@ from oom_magic.notebook.cells import explanations
 from oom_magic.predict.instrumentation import stop_rule
 from oom_magic.units import MIB
 
+pytestmark = pytest.mark.usefixtures("surroundings")
 MESSAGE = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 192.00 MiB. GPU 0 has a total capacity of"
     " 9.77 GiB of which 53.81 MiB is free. Of the allocated memory 8.10 GiB is allocated by PyTorch, and 180.00"
     " MiB is reserved by PyTorch but unallocated."
 )
-CARD = "%%gpumem --no-plot --gpu 'RTX 3060' --memory 1GiB\n"
-MODEL = (
-    CARD + "import torch\nhidden = 1024\nmodel = torch.nn.Sequential("
-    "*(torch.nn.Linear(hidden, hidden) for _ in range(4))).cuda()\n"
-)
-FAILING = (
-    CARD + "\nbatch_size = 16\ndata = torch.zeros(batch_size, 4096, hidden, device='cuda')\n"
-    "optimizer = torch.optim.SGD(model.parameters())\nfor _ in range(2):\n"
-    "    loss = model(data).square().mean()\n    loss.backward()\n    optimizer.step()\n"
-)
-
-
-@pytest.fixture(autouse=True)
-def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oom_magic.notebook.magics.has_gpu", lambda: False)
-    monkeypatch.setenv("OOM_MAGIC_LANG", "en")
-
-
-def run(shell, cell: str):
-    result = shell.run_cell(cell, store_history=True)
-    return result.result
-
-
-def fail(shell) -> None:
-    """Run a dry cell that runs out of memory (in the test itself: pytest clears sys.last_value before it)."""
-    run(shell, MODEL)
-    assert type(shell.run_cell(FAILING, store_history=True).error_in_exec).__name__ == "OutOfMemoryError"
 
 
 def test_pasted_text_and_files(shell, tmp_path):
@@ -288,81 +263,6 @@ def test_a_cell_that_only_loads_is_rehearsed_with_the_loading_changed(shell):
     assert not {"half_weights", "qlora", "smaller_batch"} & set(remedies)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("magic", ["", "%%time"])
-@needs_what_graphs_saved
-def test_a_list_that_keeps_graphs_is_named_and_mended(shell, magic):
-    shell.run_cell("import torch\nnet = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.GELU())")
-    lines = [magic, "net.cuda()", "losses = []", "for _ in range(100):",
-             "    loss = net(torch.zeros(4096, 1024, device='cuda')).sum()", "    losses.append(loss)"]  # fmt: skip
-    shell.run_cell("\n".join(["%%gpumem --dry-run --no-plot --memory 1GiB", *lines]))
-    diagnosis = run(shell, "%oom_explain")
-    assert diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
-    assert diagnosis.evidence[0].values["name"] == "losses" and "losses grows in the loop" in str(diagnosis)
-    best = diagnosis.remedies[0]
-    assert (best.key, best.fits) == ("detach", True) and best.code.startswith("losses.append(loss.item())")
-
-
-@pytest.mark.slow
-def test_lists_that_are_compared_later_go_to_the_host_together(shell):
-    shell.run_cell("import torch")
-    lines = ["%%gpumem --dry-run --no-plot --memory 1GiB", "found, wanted = [], []", "for _ in range(100):",
-             "    found.append(torch.zeros(2**22, device='cuda'))", "    wanted.append(torch.zeros(2**21, device='cuda'))",
-             "rows = torch.cat(found)[:100 * 2**21] == torch.cat(wanted)"]  # fmt: skip
-    shell.run_cell("\n".join(lines))
-    best = run(shell, "%oom_explain").remedies[0]
-    assert (best.key, best.fits) == ("keep_on_host", True)
-    fixed = [
-        f"{name}.append(torch.zeros(2**{size}, device='cuda').cpu())" for name, size in (("found", 22), ("wanted", 21))
-    ]
-    assert [line for line in best.code.replace(" ** ", "**").splitlines() if line[:1] not in ("", "#")] == fixed
-
-
-@pytest.mark.slow
-def test_a_buffer_that_is_filled_is_no_leak(shell):
-    setup = f"{CARD}import torch\nnet = torch.nn.Linear(1024, 1024).cuda()\nbuffer = torch.zeros(16, 8192, 1024, device='cuda')"
-    shell.run_cell(setup)
-    shell.run_cell(
-        f"{CARD}for step in range(16):\n    buffer[step] = torch.randn(8192, 1024, device='cuda')\n"
-        "    net(buffer.flatten(0, 1)).square().sum().backward()\n"
-    )
-    assert run(shell, "%oom_explain").cause is not Cause.LEAK_OR_RETAINED_REFERENCE
-
-
-def test_what_a_forward_collects_for_itself_is_no_leak(shell):
-    shell.run_cell("import torch")
-    lines = ["%%gpumem --dry-run --no-plot --memory 1GiB", "class Skipping(torch.nn.Module):", "    def __init__(self):",
-             "        super().__init__()", "        self.blocks = torch.nn.ModuleList(torch.nn.Linear(1024, 1024) for _ in range(64))",
-             "    def forward(self, x):", "        skips = []", "        for block in self.blocks:",
-             "            x = torch.relu(block(x))", "            skips.append(x)", "        return x + sum(skips)",
-             "model = Skipping().cuda()", "model(torch.zeros(8192, 1024, device='cuda')).sum().backward()"]  # fmt: skip
-    shell.run_cell("\n".join(lines))
-    diagnosis = run(shell, "%oom_explain --fast")
-    assert diagnosis.cause == Cause.ACTIVATIONS and diagnosis.growth is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("made", "turn"),
-    [
-        ("    def __call__(self, loss): self.log(loss)\nkeep = Keeper()", "keep(net(x).sum())"),
-        ("keeper = Keeper()\ndef keep(module, inputs, output):\n    keeper.log(output)\n"
-         "handle = net.register_forward_hook(keep)", "net(x)"),
-    ],
-)  # fmt: skip
-@needs_what_graphs_saved
-def test_a_list_that_grows_in_a_function_is_found_through_calls_and_hooks(shell, made, turn):
-    shell.run_cell("import torch")
-    lines = ["net = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.GELU()).cuda()",
-             "class Keeper:", "    def __init__(self): self.seen = []",
-             "    def log(self, one):", "        self.seen.append(one)", made,
-             "for _ in range(100):", "    x = torch.zeros(4096, 1024, device='cuda')", f"    {turn}"]  # fmt: skip
-    shell.run_cell("\n".join(["%%gpumem --dry-run --no-plot --memory 1GiB", *lines]))
-    diagnosis = run(shell, "%oom_explain")
-    assert diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
-    assert (diagnosis.evidence[0].values["name"], diagnosis.remedies[0].key) == ("self.seen", "detach")
-
-
 @pytest.mark.slow
 def test_debugging_still_works(shell):
     fail(shell)
@@ -405,39 +305,6 @@ def test_a_failed_cell_is_kept_as_text(shell):
     assert cell.source == FAILING and cell.is_dry and cell.is_observed
     shell.run_cell("raise RuntimeError('CUDA out of memory. Tried to allocate 1.00 GiB.')")
     assert not magics.failures.failed_cell.is_observed
-
-
-def test_a_model_loaded_twice_is_noticed(shell):
-    run(shell, MODEL.replace("range(4)", "range(60)"))
-    run(shell, CARD + "import copy\ntwin = copy.deepcopy(model)\nmore = torch.zeros(80, 2**20, device='cuda')\n")
-    diagnosis = run(shell, "%oom_explain --fast")
-    assert diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
-    assert "model, twin" in str(diagnosis)
-
-
-@pytest.mark.slow
-def test_an_average_of_the_weights_is_no_model_loaded_twice(shell):
-    run(shell, MODEL.replace("range(4)", "range(60)"))
-    averaging = "for p, q in zip(average.parameters(), model.parameters()): p.data.lerp_(q.data, 0.1)"
-    run(shell, f"{CARD}import copy\naverage = copy.deepcopy(model)\n{averaging}\ntorch.zeros(80, 2**20, device='cuda')")
-    diagnosis = run(shell, "%oom_explain --fast")
-    assert "same_model_twice" not in {one.key for one in diagnosis.evidence}
-
-
-@pytest.mark.slow
-def test_a_model_loaded_over_an_older_one_is_noticed(shell, monkeypatch):
-    monkeypatch.setattr(pricing, "remedy_specs", lambda _: [])
-    card = "%%gpumem --no-plot --gpu 'RTX 3060' --memory 1GiB\n"
-    shell.run_cell("import torch")
-    run(shell, f"{card}old = torch.nn.Linear(12000, 10000).cuda()")
-    run(shell, f"{card}new = torch.nn.Linear(12000, 10000).cuda()")
-    diagnosis = run(shell, "%oom_explain")
-    assert diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
-    assert diagnosis.evidence[0].key == "model_loaded_before"
-    best = diagnosis.remedies[0]
-    assert (best.key, best.fits, best.code) == ("drop_copy", True, "del old\n%oom_free")
-    run(shell, f"{card}new = torch.nn.Linear(12000, 10000).cuda()\nprint(old.weight.shape, new.weight.shape)")
-    assert "drop_copy" not in {one.key for one in run(shell, "%oom_explain").remedies}
 
 
 @pytest.mark.slow
