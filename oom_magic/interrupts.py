@@ -91,10 +91,14 @@ class Interrupts(_Signals):
 
 
 class InterruptsAround(_Signals):
-    """The signals while the user's code runs in a with statement: handlers wait in ``closed`` functions only.
+    """The signals while the user's code runs in a with statement: handlers wait in its owner's ``closed`` methods only.
 
     Python may run a handler before the first instruction of a function, so no function can protect itself.
     """
+
+    def __init__(self, owner: object, *closed: Callable[..., Any]) -> None:
+        super().__init__(*closed)
+        self._owner = id(owner)
 
     def begin(self) -> None:
         """From now on handlers wait in the closed functions; on other threads than the main one there are none."""
@@ -111,9 +115,11 @@ class InterruptsAround(_Signals):
         self.deliver()
 
     def _waits(self, frame: FrameType | None) -> bool:
-        while frame is not None and frame.f_code not in self._closed:
+        while frame is not None:
+            if frame.f_code in self._closed and id(frame.f_locals["self"]) == self._owner:
+                return True
             frame = frame.f_back
-        return frame is not None
+        return False
 
 
 def _handlers_now() -> dict[int, Any]:

@@ -90,7 +90,7 @@ class Measurement:
         self._namespace: Mapping[str, Any] = namespace
         self._report: MemoryReport | None = None
         self._ending = ExitStack()  # ends the recording
-        self._interrupts = InterruptsAround(Measurement.__exit__)
+        self._interrupts = InterruptsAround(self, Measurement.__exit__)
         self._stepped: set[int] = set()
         self._problems: set[str] = set()
 

@@ -9,7 +9,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -105,6 +105,19 @@ def test_interrupts_before_the_first_instruction_of_any_function_leave_no_record
         torch.set_grad_enabled(True)  # PyTorch's own decorators leave it off
         assert is_as_before(hooks), name
     assert {"Measurement.__enter__", "Measurement.__exit__", "Interrupts.waiting"} <= set(names)
+
+
+def test_an_interrupt_at_the_end_of_a_block_reaches_the_block_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ignore(*which: Any, usual: Callable[..., None] = history.ignore) -> None:
+        signal.raise_signal(signal.SIGINT)
+        usual(*which)
+
+    with measure(namespace={}) as outer:
+        monkeypatch.setattr(history, "ignore", ignore)
+        with pytest.raises(KeyboardInterrupt), measure(namespace={}):
+            train_once()
+        assert history.is_recording()
+    assert not outer.report.error and is_as_before({})
 
 
 def test_an_optimizer_that_was_never_built_does_not_end_the_cell() -> None:
