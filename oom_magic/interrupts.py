@@ -30,7 +30,7 @@ class _Signals:
 
     def deliver(self) -> None:
         """Run the handlers that had to wait; that of interrupts, which raises, is the last."""
-        for number in sorted(self._pending, key=signal.SIGINT.__eq__):
+        for number in sorted(self._pending, key=signal.SIGINT.__eq__) if self._pending else ():
             self._handlers[number](number, self._pending.pop(number))
 
     def _replace(self, usual: dict[int, Any]) -> None:

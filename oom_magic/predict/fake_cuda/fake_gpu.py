@@ -37,9 +37,9 @@ from oom_magic.predict.instrumentation.autograd_order import number_when_made
 from oom_magic.predict.instrumentation.collector import Collector
 from oom_magic.predict.instrumentation.recorder import Recorder
 from oom_magic.predict.operators.calls import Call, find_overload
-from oom_magic.predict.operators.fallbacks import find_fallback, is_wrapper
+from oom_magic.predict.operators.fallbacks import find_fallback, is_wrapper, storage_under
 from oom_magic.predict.operators.gradients import reference_counts_in_autograd, reused_gradient
-from oom_magic.predict.operators.known_outputs import KnownOutputs, reading_in_place
+from oom_magic.predict.operators.known_outputs import KnownOutputs
 from oom_magic.predict.operators.sparse import is_sparse, run_sparse
 from oom_magic.predict.operators.type_checks import check_types
 from oom_magic.predict.setups.gpus import GPU
@@ -257,8 +257,8 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
             if self.untouchable:  # what stayed real on a card would take real memory of it
                 self.check_written(*(tensor for tensor in tensors if tensor.device.type == "cuda"))
             return func(*args, **kwargs)
-        kernel = self.kernels.get(func)
-        if kernel is not None and (is_composite or self.autocast.is_on):
+        kernel = self.kernels.get(func) if is_composite or self.autocast.is_on else None
+        if kernel is not None:
             with self:
                 return kernel(*args, **kwargs)
         if is_composite:
@@ -309,7 +309,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
     def _kernel(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_types(func, args)
         try:
-            made = self._known_outputs.of(func, args, kwargs, self.fused.get(func) or reading_in_place(func))
+            made = self._known_outputs.of(func, args, kwargs, self.fused)
         except (NotImplementedError, RuntimeError) as error:
             run = find_fallback(error)
             if run is None:
@@ -410,6 +410,8 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
 
     def _common_location(self, func: OpOverload, tensors: list[torch.Tensor], fakes: list[torch.Tensor]) -> Location:
         """Where the operator runs; card -1: on several, a tensor at a time. Raises what CUDA raises for two devices."""
+        if self.uses_current_card_only and len(fakes) == len(tensors) and all(map(self._is_on_card, fakes)):
+            return Location(Place.GPU, self.current)
         locations = list(dict.fromkeys(filter(None, map(self.location, fakes))))
         cards = [location for location in locations if location.place is Place.GPU]
         if not cards:
@@ -426,6 +428,10 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
                 fix = "" if self.fix_for_host is None else "".join(map(self.fix_for_host, elsewhere[:1]))
                 raise RuntimeError(_TWO_DEVICES.format(cards[0].device, other, func.name()) + fix)
         return cards[0]
+
+    def _is_on_card(self, fake: torch.Tensor) -> bool:
+        storage = self._storages.get(storage_under(fake)._cdata)
+        return storage is not None and storage.place is Place.GPU
 
     def _run_one_by_one(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """aten/src/ATen/native/ForeachOpsKernels.cpp: lists with tensors of several devices go the slow way."""

@@ -43,10 +43,10 @@ _BROADCASTING = {aten.sub.Tensor, aten.mul.Tensor}  # in place only where the re
 
 def reused_gradient(func: OpOverload, args: tuple[Any, ...]) -> torch.Tensor | None:
     """The argument that CUDA would write the result into; None if the result is a new tensor."""
+    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
+        return None
     is_sum = func is aten.add.Tensor
     if not is_sum and func not in _IN_PLACE_NODES:
-        return None
-    if torch.is_grad_enabled() or torch._C._current_graph_task_id() == -1:
         return None
     target: torch.Tensor = args[0]
     if is_sum:

@@ -6,11 +6,13 @@ and a training run its steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+
+from oom_magic.predict.fake_cuda.places import META
 
 aten = torch.ops.aten
 _REDUCED = (torch.float16, torch.bfloat16)
@@ -32,21 +34,37 @@ class KnownOutputs:
     def __init__(self) -> None:
         self._known: dict[Hashable, Callable[[tuple[Any, ...]], Any] | None] = {}
 
-    def of(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], kernel: Callable[..., Any]) -> Any:
-        """What ``kernel(*args, **kwargs)`` returns."""
+    def of(
+        self,
+        func: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        kernels: Mapping[OpOverload, Callable[..., Any]],
+    ) -> Any:
+        """What ``func(*args, **kwargs)`` returns on CUDA; ``kernels``: what stands for operators there."""
         count = _DECIDING.get(func)
         try:
             key = (func, torch.get_default_dtype(), _key(args[:count]), _key(tuple(kwargs.items())))
         except _NotByShapeError:
-            return kernel(*args, **kwargs)
-        if key in self._known:
-            make = self._known[key]
-            return kernel(*args, **kwargs) if make is None else make(args)
-        out = kernel(*args, **kwargs)
+            return _kernel(func, kernels)(*args, **kwargs)
+        make = self._known.get(key, _run)
+        if make is not None and make is not _run:
+            return make(args)
+        out = _kernel(func, kernels)(*args, **kwargs)
+        if make is None:
+            return out
         is_view = torch.Tag.inplace_view in func.tags  # of another part of its memory, which the key does not hold
         is_same = key[2:] == (_key(args[:count]), _key(tuple(kwargs.items())))
         self._known[key] = _maker(out, args, kwargs) if is_same and not is_view else None
         return out
+
+
+def _run(args: tuple[Any, ...]) -> Any:
+    raise NotImplementedError  # stands for what is not known yet
+
+
+def _kernel(func: OpOverload, kernels: Mapping[OpOverload, Callable[..., Any]]) -> Callable[..., Any]:
+    return kernels.get(func) or reading_in_place(func)
 
 
 def reading_in_place(func: OpOverload) -> Callable[..., Any]:
@@ -105,7 +123,7 @@ def _key(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
         if not value.is_meta or value.layout is not torch.strided or value.is_complex():
             raise _NotByShapeError
-        return tuple(value.shape), value.stride(), value.dtype
+        return value.shape, value.stride(), value.dtype
     if isinstance(value, (tuple, list)):
         return tuple([_key(item) for item in value])
     if isinstance(value, float):
@@ -158,4 +176,4 @@ def _empty(layout: _Layout | None) -> torch.Tensor | None:
         return None
     size, stride, dtype = layout
     with torch._C._DisableTorchDispatch():  # the pretend GPU may be on twice
-        return torch.empty_strided(size, stride, dtype=dtype, device="meta")
+        return torch.empty_strided(size, stride, dtype=dtype, device=META)

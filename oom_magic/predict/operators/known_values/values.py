@@ -138,6 +138,8 @@ class Values:
         self, func: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor], out: Any
     ) -> None:
         """Repeat an operator that just ran on the shadows, or forget what it overwrote."""
+        if _needs_known_values(func) and not all(map(self._is_known, tensors)):
+            return
         finite = _answer_if_finite(func, args)
         if finite is not None and self._shadow(args[0]) is None:
             self._put_constant(out, torch.full((), finite, dtype=torch.bool, device="cpu"))
@@ -416,6 +418,17 @@ def is_small(tensor: torch.Tensor) -> bool:
 def is_empty(func: OpOverload) -> bool:
     """Whether an operator leaves its output as it finds it (``empty``, ``new_empty_strided``, ...)."""
     return "empty" in func.name()
+
+
+@cache
+def _needs_known_values(func: OpOverload) -> bool:
+    """Whether nothing is known of an operator's results unless all is known of its arguments."""
+    special = (_PARTS_OF_FINITE, _CHECKS, _CONJUNCTIONS, _FILLS, _WRITES, _MOVES, CHOOSING)
+    is_special = any(func in operators for operators in special) or func.overloadpacket.__name__ in {
+        *_CONSTANTS,
+        *_FILLED,
+    }
+    return not is_special and not func._schema.is_mutable
 
 
 @cache
