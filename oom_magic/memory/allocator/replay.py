@@ -235,6 +235,8 @@ class _LeastCapacity:
 
     def narrowed(self, too_few: int, enough: int) -> int:
         """The least capacity with which the run ends, between two with which it fails, and ends."""
+        if self.is_plain and enough - too_few > 1 and self.ended(enough - 1) is None:
+            return enough  # most often nothing that an unlimited run reserved can be spared
         while enough - too_few > 1:
             middle = (too_few + enough) // 2
             allocator = self.ended(middle)
