@@ -7,6 +7,7 @@ of gradients (torch/csrc/autograd/input_buffer.cpp, ``can_accumulate_inplace``) 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -31,6 +32,7 @@ _IN_PLACE_NODES = {
                        "KthvalueBackward0", "MedianBackward1", "NanmedianBackward1", "ModeBackward0"},
     aten.logical_and.default: {"MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0",
                                "ClampBackward0"},
+    aten.add.Tensor: {"AminmaxBackward0", "Atan2Backward0"},
     aten.sub.Tensor: {"BinaryCrossEntropyWithLogitsBackward0"},
     aten.mul.Tensor: {"BinaryCrossEntropyWithLogitsBackward0"},
 }  # fmt: skip
@@ -38,24 +40,53 @@ if TORCH >= (2, 15):
     _IN_PLACE_NODES[aten.masked_fill.Scalar] = {
         "MaximumBackward0", "MinimumBackward0", "ClampBackward0", "ClampMinBackward1", "ClampMaxBackward1",
     }  # fmt: skip
-_BROADCASTING = {aten.sub.Tensor, aten.mul.Tensor}  # in place only where the result is as large as the argument
+# In place only where the result is as large as the argument.
+_BROADCASTING = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor}
 
 
-def reused_gradient(func: OpOverload, args: tuple[Any, ...]) -> torch.Tensor | None:
-    """The argument that CUDA would write the result into; None if the result is a new tensor."""
-    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
-        return None
-    is_sum = func is aten.add.Tensor
-    if not is_sum and func not in _IN_PLACE_NODES:
+class RunningNode:
+    """The node of autograd that runs, and how many allocations there were before its first operator."""
+
+    def __init__(self) -> None:
+        self._number = (-1, -1)
+        self._num_before = 0
+
+    def note(self, num_allocations: int) -> None:
+        """Look which node runs; before each operator of a backward, at which there were so many allocations."""
+        node = torch._C._current_autograd_node()
+        number = (torch._C._current_graph_task_id(), -1 if node is None else node._sequence_nr())
+        if number != self._number:
+            self._number, self._num_before = number, num_allocations
+
+    def sums_itself(self, allocation: int) -> bool:
+        """Whether a sum onto a tensor is of the node's formula, as ``var_mean_backward``'s, which makes a new tensor.
+
+        The tensor was allocated while the node runs, and no two results of the node are of the same gradient.
+        """
+        if allocation < self._num_before:
+            return False
+        node = torch._C._current_autograd_node()
+        edges = [] if node is None else [edge for edge in node.next_functions if edge[0] is not None]
+        return len(set(edges)) == len(edges)
+
+
+def reused_gradient(
+    func: OpOverload, args: tuple[Any, ...], sums_itself: Callable[[torch.Tensor], bool]
+) -> torch.Tensor | None:
+    """The argument that CUDA would write the result into; None if the result is a new tensor.
+
+    ``sums_itself`` says of a tensor whether the node that runs made it, and so sums it itself.
+    """
+    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled() or func not in _IN_PLACE_NODES:
         return None
     target: torch.Tensor = args[0]
-    if is_sum:
+    if func is aten.add.Tensor and not sums_itself(target):
         is_autograds_own = counts(target) == reference_counts_in_autograd()
-        is_reused = is_autograds_own and is_dense(target) and getattr(args[1], "shape", None) == target.shape
-    else:
-        node = torch._C._current_autograd_node()
-        is_named = node is not None and node.name() in _IN_PLACE_NODES[func]
-        is_reused = is_named and (func not in _BROADCASTING or _fits(args[1], target))
+        is_like = is_dense(target) and getattr(args[1], "shape", None) == target.shape
+        return target if is_autograds_own and is_like else None
+    node = torch._C._current_autograd_node()
+    is_named = node is not None and node.name() in _IN_PLACE_NODES[func]
+    is_reused = is_named and (func not in _BROADCASTING or _fits(args[1], target))
     return target if is_reused else None
 
 
