@@ -43,10 +43,13 @@ def test_a_backward_of_a_later_cell(cell, names, expected):
 
 MAKES = "args = TrainingArguments('out', num_train_epochs=1)\ntrainer = Trainer(model=net, args=args)"
 
+INLINE = "trainer = Trainer(net, args=Seq2SeqTrainingArguments('out', fp16=False), train_dataset=data)"
+
 
 @pytest.mark.parametrize(
     ("cells", "cell", "expected"),
     [
+        ([INLINE, MAKES], "trainer.train()", "trainer = Trainer(model=net, args=args)"),
         ([MAKES], "trainer.train()", "trainer = Trainer(model=net, args=args)"),
         (MAKES.splitlines(), "trainer.evaluate()", "trainer = Trainer(model=net, args=args)"),
         ([MAKES], "other.train()", ""),
@@ -57,3 +60,11 @@ def test_arguments_of_an_earlier_cell_come_with_the_trainer_that_has_them(cells,
     code = arguments_of_earlier_cells(ast.parse(cell), names_of(*cells), "TrainingArguments(..., bf16=True)")
     assert code.rpartition("\n")[2] == expected
     assert ("bf16=True" in code and "'out'" in code) is bool(expected)
+
+
+def test_arguments_written_into_a_trainer_of_an_earlier_cell_are_changed_there():
+    code = "# half\nTrainingArguments(..., bf16=True)\n\nprint('after')"
+    made = arguments_of_earlier_cells(ast.parse("trainer.train()"), names_of(MAKES, INLINE), code)
+    whole = INLINE.replace("fp16=False", "fp16=False, bf16=True") + "\nprint('after')"
+    assert made.startswith("# half\ntrainer") and ast.dump(ast.parse(made)) == ast.dump(ast.parse(whole))
+    assert not arguments_of_earlier_cells(ast.parse("other.train()"), names_of(INLINE), code)

@@ -41,21 +41,35 @@ def own_arguments(tree: ast.Module, code: str) -> str:
     Lines of ``code`` that only comment come first, its paragraphs without such calls last.
     """
     own = next(((target, call) for target, call in _assigned_calls(tree) if _is_arguments(call)), None)
+    return "" if own is None else _with_arguments(*own, code)
+
+
+def own_inline_arguments(statement: ast.Assign, code: str) -> str:
+    """Like ``own_arguments``, of a statement that makes the arguments inside another call: the whole statement."""
+    own = next((call for target, call in _assigned_calls(ast.Module([statement], [])) if _is_arguments(call)), None)
+    if own is None or own is statement.value:
+        return ""
+    before, call, after = ast.unparse(statement).partition(ast.unparse(own))
+    return _with_arguments(before, own, code, after) if call else ""
+
+
+def _with_arguments(before: str, own: ast.Call, code: str, after: str = "") -> str:
+    """``own`` between ``before`` and ``after``, with the arguments that calls in ``code`` set."""
     try:
         parts = {part: _arguments_in(part) for part in code.split("\n\n")}
     except SyntaxError:  # a command for the shell
         return ""
     wanted = [call for calls in parts.values() for call in calls]
-    if own is None or not wanted:
+    if not wanted:
         return ""
-    target, call = own[0], copied(own[1])
-    before = {one.arg: ast.unparse(one.value) for one in call.keywords}
-    changed = {one.arg: one for new in wanted for one in new.keywords if before.get(one.arg) != ast.unparse(one.value)}
+    call = copied(own)
+    given = {one.arg: ast.unparse(one.value) for one in call.keywords}
+    changed = {one.arg: one for new in wanted for one in new.keywords if given.get(one.arg) != ast.unparse(one.value)}
     call.keywords = [changed.pop(one.arg, one) for one in call.keywords] + list(changed.values())
     lines = [line for part, calls in parts.items() if calls for line in part.splitlines() if line.startswith("#")]
     others = [part for part, calls in parts.items() if not calls]
     written = "".join(f"    {one},\n" for one in map(ast.unparse, [*call.args, *call.keywords]))
-    return "\n\n".join(["\n".join([*lines, f"{target}{ast.unparse(call.func)}(\n{written})"]), *others])
+    return "\n\n".join(["\n".join([*lines, f"{before}{ast.unparse(call.func)}(\n{written}){after}"]), *others])
 
 
 def _arguments_in(code: str) -> list[ast.Call]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from oom_magic.explain.live.called import called_in
 from oom_magic.explain.live.later_backward import is_backward, walks_back_unmade
-from oom_magic.explain.remedies.own_code.loops import is_module, is_stored, own_arguments
+from oom_magic.explain.remedies.own_code.loops import is_module, is_stored, own_arguments, own_inline_arguments
 
 _MAGIC = "run_cell_magic"  # of IPython, in a cell's text as it was executed
 _LOSS = re.compile(r"loss|(?<![a-z])nll", re.IGNORECASE)
@@ -45,14 +45,14 @@ def arguments_of_earlier_cells(tree: ast.Module, names: Mapping[str, Any], code:
     cells = earlier_cells(names)
     read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not is_stored(node)}
     statements = [one for cell in cells for one in reversed(cell.body) if isinstance(one, ast.Assign)]
-    for cell in cells:
-        own = own_arguments(cell, code)
-        target = _assigned_name(own)
-        if not target:
-            continue
-        makes = next((one for one in statements if _is_given(one, target) and _bound_by(one) & read), None)
-        first, gap, others = own.partition("\n\n")
-        return f"{first}\n{ast.unparse(makes)}{gap}{others}" if makes is not None else ""
+    for makes in [one for one in statements if _bound_by(one) & read]:
+        inline = own_inline_arguments(makes, code)
+        if inline:
+            return inline
+        for own in (own_arguments(cell, code) for cell in cells):
+            if _is_given(makes, _assigned_name(own)):
+                first, gap, others = own.partition("\n\n")
+                return f"{first}\n{ast.unparse(makes)}{gap}{others}"
     return ""
 
 
