@@ -19,7 +19,7 @@ from oom_magic.memory.allocator.caching_allocator import CachingAllocator
 from oom_magic.memory.allocator.segments import NOWHERE, Block
 from oom_magic.memory.timeline import PHASES, MarkKind, Phase, Timeline
 
-_MOST_STEPS = 20  # that are followed where none leaves the allocator as the one before
+_MOST_STEPS = 20  # that are followed where none leaves the allocator as one before
 FEW_STEPS = 2  # that nearly always show what all of them need
 _BACKWARD = PHASES.index(Phase.BACKWARD)
 Pairs = tuple[tuple[int, int], ...]
@@ -46,16 +46,17 @@ class Course:
     kept: tuple[int, ...] = ()
 
     def run(self, allocator: CachingAllocator, most_steps: int = _MOST_STEPS) -> None:
-        """Follow it until a step leaves the allocator as the one before did, or ``most_steps`` came again. Raises
-        AllocatorOutOfMemory."""
+        """Follow it until a step leaves the allocator as one before did, so that nothing new comes, or ``most_steps``
+        came again. Raises AllocatorOutOfMemory."""
         blocks = [NOWHERE] * self.timeline.num_allocations
         self._follow(self.first, allocator, blocks)
-        state: object = None
+        seen: set[tuple[object, ...]] = set()
         for _unused in range(most_steps if self.again else 0):
             self._follow(self.again, allocator, blocks)
-            before, state = state, _layout(allocator, {one: blocks[one] for one in self.kept})
-            if state == before:
+            state = _layout(allocator, {one: blocks[one] for one in self.kept})
+            if state in seen:
                 return
+            seen.add(state)
 
     def _follow(self, stretches: Sequence[Stretch], allocator: CachingAllocator, blocks: list[Block]) -> None:
         requested, streams = self._requests

@@ -183,7 +183,7 @@ def minimum_device_bytes(
     """Least device memory, context apart, in which the timeline ends without failure, in bytes.
 
     Where the run was left after a step, its code would have gone on: the last step is replayed again and again, until
-    it leaves the allocator as the time before. Of each step's ``batches`` batches, over which gradients are
+    it leaves the allocator as a time before. Of each step's ``batches`` batches, over which gradients are
     accumulated, the last comes ``more_batches`` more times.
 
     By bisection to 2 MiB: the timeline was replayed to its end with what is returned, and failed with 2 MiB
