@@ -376,3 +376,40 @@ def test_a_kind_of_program_is_said_in_the_language_of_the_page():
     assert "An inference server failed while it loaded" in str(explain(text, fast=True, lang="en"))
     assert "an inference server" not in str(explain(text, fast=True, lang="zh")).casefold()
     assert "推理服务" in str(explain(text, fast=True, lang="zh"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "not_said"),
+    [
+        ("CUDA out of memory. It fails at:\n    optimizer.update(loss_func, *in_arrays)", "", "A meter receives"),
+        (
+            "Multiple instances of the same model load their own copies: CUDA out of memory with instance count 2.",
+            "Start fewer instances",
+            "Another process holds",
+        ),
+        (
+            "I doubled the batchsize from batchsize=1 on: the test is OK when batchsize = 8 and failed when"
+            " batchsize = 16 due to CUDA out of memory.",
+            "fewer, shorter or smaller",
+            "rather than their number",
+        ),
+        ("image = load_image(path).resize((1024,1024))\nout = vae(image)\nCUDA out of memory", "", "dense matrix"),
+        ("I train on an Intel ARC GPU: out of device memory. CUDA     None", "xpu-smi", "nvidia-smi"),
+        (
+            "ggml_vulkan: Device memory allocation of size 4757131264 failed.\nggml_vulkan: Requested buffer size exceeds"
+            " device memory allocation limit: ErrorOutOfDeviceMemory",
+            "in one buffer",
+            "-ngl",
+        ),
+        (
+            "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate"
+            " 3743729664 bytes.",
+            "peak_bytes_in_use",
+            "far less memory is then used",
+        ),
+    ],
+)
+def test_what_a_text_names_is_not_taken_for_something_else(text, said, not_said):
+    answer = " ".join(str(explain(text, fast=True, lang="en")).split())
+    assert said in answer
+    assert not_said not in answer

@@ -434,7 +434,7 @@ _NUMBERS = (
         ),
         pytest.param(
             "compute_features of jax arrays: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 3199993600 bytes.",
-            ["half at once"], ["backward"], id="nothing is trained",
+            ["half the input"], ["backward"], id="nothing is trained",
         ),
         pytest.param(
             "I train Yolo. VRAM usage is spiking when validation begins, causing an OOM at the end of the training run", ["maller"],

@@ -86,6 +86,8 @@ def check_for(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
     backend = failure.backend if failure is not None and failure.backend is not None else backend
     if cause is Cause.OTHER_PROCESS and "models_beside" in clues.run.told:
         return Evidence("check_models_beside")
+    if cause is Cause.WEIGHTS_TOO_BIG and "copies_of_model" in clues.run.told:
+        return Evidence("check_copies")
     if cause is Cause.OTHER_PROCESS:
         return Evidence("check_other_process", {"tool": device_tool(backend, clues.accelerator)})
     if cause is Cause.FRAGMENTATION:
@@ -163,8 +165,16 @@ def _check_of_work(cause: Cause, failure: Failure | None, clues: Clues) -> Evide
         return Evidence(f"check_{Cause.ACTIVATIONS.value}_training")
     if "between_epochs" in told and cause is Cause.ACTIVATIONS:
         return Evidence("check_activations_between")
+    if _is_of_jax(failure, clues):  # it reserves its share at once, which the device's tool shows instead
+        return Evidence(f"check_{Cause.ACTIVATIONS.value}_jax")
     left = _WHAT_IS_LEFT[_tried(told, serves, clues)]
     return Evidence("check_driver_level" if left is None else f"check_{Cause.ACTIVATIONS.value}{left}")
+
+
+def _is_of_jax(failure: Failure | None, clues: Clues) -> bool:
+    """Whether JAX's own allocator holds the device's memory."""
+    runtime = "" if clues.program is None else clues.program.program.key
+    return runtime == "jax" and (failure is None or failure.backend not in ("cpu", "tpu"))
 
 
 def _tried(told: frozenset[str], serves: bool, clues: Clues) -> tuple[bool, bool]:

@@ -23,6 +23,7 @@ RESTS_ON: Mapping[str, tuple[str, ...]] = {
     "grows_in_evaluation": ("grows",),
     "told_shared": ("shares_device",),
     "told_models_beside": ("models_beside",),
+    "told_copies": ("copies_of_model",),
     "told_models_in_turn": ("repeats_models",),
     "told_metrics": ("counts_metrics",),
     "told_pieces": ("blames_fragments",),

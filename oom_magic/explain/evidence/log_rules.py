@@ -41,6 +41,7 @@ _SLOTS = re.compile(r"n_ctx_per_seq \((\d{2,9})\)[\s\S]{0,2000}?kv_size = (\d{2,
 # What XLA counts for a whole program before it runs, beside the memory of a core.
 _PROGRAM_SIZE = re.compile(r"Used (\d[\d.]{0,8})([GM]) of (\d[\d.]{0,8})([GM]) hbm")
 _BUFFER_SHAPE = re.compile(r"Shape: [a-z]{1,4}\d{1,2}\[[\d,]+\]")
+_BUFFER_LIMIT = re.compile(r"exceeds (?:the )?(?:device|max\w*)[^.\n]{0,30}(?:buffer size|allocation) limit", re.I)
 
 
 def log_rules(failure: Failure | None, text: str, *, fills: bool) -> Iterator[Support]:
@@ -53,6 +54,9 @@ def log_rules(failure: Failure | None, text: str, *, fills: bool) -> Iterator[Su
         if _BUFFER_SHAPE.search(text):
             yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
         return
+    if _BUFFER_LIMIT.search(text):
+        yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.9, Evidence("driver_buffer_limit"))
+        yield Support(Cause.ACTIVATIONS, -0.4)
     if failure.shape is not None and failure.backend == "tensorflow":
         yield from stated_shape(failure.shape, text)
     if SHRINKING.search(text):

@@ -338,7 +338,9 @@ def largest_late(clues: Clues) -> Evidence | None:
 def _others_told(clues: Clues) -> Iterator[Support]:
     """Other users of the device that the text speaks of."""
     told = clues.run.told
-    if "shares_device" in told:
+    if "copies_of_model" in told:  # of one server, and no other's
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("told_copies"))
+    elif "shares_device" in told:
         yield Support(Cause.OTHER_PROCESS, 0.55, Evidence("told_shared"))
     if "models_beside" in told:
         yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("told_models_beside"))

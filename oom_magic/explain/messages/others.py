@@ -113,6 +113,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         r"outofmemorytoallocate(?P<requested_bytes>\d{1,22})bytes\(total(?P<attempted_bytes>\d{1,22})bytes",
     ),
     ("rmm", "cuda", True, r"rmm::(?:bad_alloc|out_of_memory)|std::bad_alloc:(?:out_of_memory:)?cudaerror(?=[^m])"),
+    ("rmm", "cuda", True, rf"rmmallocationof(?P<requested>{SIZE})failed"),
     ("rmm", "cuda", True, r"std::bad_alloc:(?:out_of_memory:)?rmmfailure|maximumpoolsizeexceeded"),
     ("rmm", "cuda", True, r"rmm_error_out_of_memory(?:\(4\)attemptedtoallocate:(?P<requested_bytes>\d{1,22})bytes)?"),
     ("thrust", "cuda", True, r"thrust::.{0,60}?bad_alloc|(?:std::bad_alloc"

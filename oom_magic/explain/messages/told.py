@@ -219,7 +219,8 @@ def _statement(cleaned: str, match: re.Match[str]) -> str:
 
 
 NVIDIA = re.compile(
-    r"\bcuda|\bcu(?:dnn|blas)|nvidia|geforce|\b[rg]tx(?![a-z])|\btesla\b|\bquadro\b|\btitan (?:x|xp|v"
+    r"\bcuda(?!\W{1,24}(?:none|n/a|false)\b)|\bcu(?:dnn|blas)|nvidia|geforce|\b[rg]tx(?![a-z])|\btesla\b"
+    r"|\bquadro\b|\btitan (?:x|xp|v"
     r"|rtx)\b|\b(?:[1-5]0[5-9]0|16[56]0)(?: ?ti| ?super)?\b|"
     r"\bjetson\b"
     r"|\b(?:[abhlkpv]|gh|gb)(?:10|30|40|80|100|200|800|[24-6]000)[gs]?\b|\bt4\b",

@@ -324,6 +324,15 @@ EVIDENCE: Sentences = {
         " larger (a batch, an input, an evaluation)."
     ),
     "check_activations_training": "Halve the batch: if memory nearly halves, it is activations.",
+    "check_activations_jax": (
+        "Read jax.local_devices()[0].memory_stats()['peak_bytes_in_use'] with half the input: if it is far less, that"
+        " was the cause; the device's tool shows only what JAX reserves."
+    ),
+    "told_copies": "Each instance of a served model has weights and working memory of its own.",
+    "check_copies": "Start it with one instance: if that runs, the instances together are too large.",
+    "driver_buffer_limit": (
+        "The driver does not allocate so much in one buffer, however much memory is free: the message says so."
+    ),
     "check_activations_size": (
         "Try it with inputs half as long or as large: if far less memory is then used, that was the cause."
     ),

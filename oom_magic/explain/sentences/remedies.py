@@ -116,6 +116,7 @@ REMEDIES: Sentences = {
     "remedy_close_processes_any": (
         "Close the other programs that use this device; {tool} lists them, and the kernels of other notebooks count."
     ),
+    "remedy_fewer_instances": "Start fewer instances of the model on this device, or spread them over more devices.",
     "remedy_unload_models": "Unload models that are not needed now, or put this one on another device.",
     "remedy_whose_process": (
         "See in {tool} whose the other process is: of another program (close it), or of this server itself (then only"

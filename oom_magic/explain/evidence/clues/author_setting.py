@@ -429,7 +429,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "dense_pairs": said_as(
         r"to_dense\w*",
         r"pairwise[_ ]?(?:dist|sim)\w*",
-        r"dist(?:ance)?_?matri\w*", r"\(\s?(?P<side>\d{4,}),\s?(?P=side)\s?\)",
+        r"dist(?:ance)?_?matri\w*", r"(?<!size)(?<!size\()\(\s?(?P<side>\d{4,}),\s?(?P=side)\s?\)",
         r"dense (?:adj\w*|matri\w*|graph)", r"adjacency matrix", r"\bcdist\b", r"(?:distance|similarity"
         r"|affinity|gram|kernel|covariance) matrix", r"pairwise (?:dist|simil)\w*", r"\b[nN] ?[x*\u00d7] ?[nN]\b",
     ),

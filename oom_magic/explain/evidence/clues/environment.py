@@ -178,6 +178,11 @@ OTHERS_ON_DEVICE: dict[str, re.Pattern[str]] = {
         r"(?:restart|reboot)(?:ing|ed)?\b[^.\n]{0,40}(?:work|fix|solv|help|\bfine|\bok\b)",
         r"重启[^\n]{0,12}(?:可以|好了|正常)",
     ),
+    "copies_of_model": said_as(
+        r"\binstance[_ -]?(?:group|count)s?\b", r"\binstances of (?:the|a|this) (?:same )?(?:\w+ )?(?:model|engine)\b",
+        r"\b(?:multiple|several|two|more|\d{1,2}) (?:copies|replicas) of (?:the|a|this) (?:same )?"
+        r"(?:\w+ )?(?:model|engine)\b",
+    ),
     "models_beside": said_as(
         r"\b(?:other|another|several|two|multiple|\d{1,3})(?: other| different| more)? models?"
         r" (?:is |are |was |were )?(?:also )?(?:running|using|hosted|served|deployed|loaded)",

@@ -27,6 +27,7 @@ _TENSOR_NAME = re.compile(
     r"|embeddings?|log_probs?|logp)(?:$|_|\d)|loss|tensor",
     re.I,
 )
+_FUNCTION_NAME = re.compile(r"(?:^|_)(?:fn|fun|func|function|criterion|module|layer)s?$", re.I)
 _STATE_NAME = re.compile(r"^(?:\w*_)?(?:h|c|hx|cx|hidden\w*|state\w*|mem\w*|carry)$", re.I)
 _MODEL_NAME = re.compile(
     r"(?:^|\.)(?:\w*model\w*|net|\w*net|encoder|decoder|generator|discriminator|pipe|backbone)$", re.I
@@ -332,7 +333,8 @@ def _is_tensor(value: ast.expr, scope: _Scope) -> bool:
         return True
     names = [node.id for node in ast.walk(value) if isinstance(node, ast.Name)]
     attributes = [node.attr for node in ast.walk(value) if isinstance(node, ast.Attribute)]
-    return any(name in scope.tensors or _TENSOR_NAME.search(name) for name in [*names, *attributes])
+    named = (name for name in [*names, *attributes] if not _FUNCTION_NAME.search(name))
+    return any(name in scope.tensors or _TENSOR_NAME.search(name) for name in named)
 
 
 def _line(node: ast.stmt) -> str:
@@ -349,7 +351,7 @@ def _inline(text: str) -> Iterator[CodeFault]:
         if len(line) > _MAX_LINE:
             continue
         call = _INLINE_CALL.search(line) if "append" in line or "update" in line else None
-        if call is not None:
+        if call is not None and not _FUNCTION_NAME.search(call.group(2)):
             yield CodeFault("appends_tensors" if call.group(1) == "append" else "averages_tensors", call.group())
         with_graph = _INLINE_RETAINED.search(line) if "retain_graph" in line else None
         if with_graph is not None:

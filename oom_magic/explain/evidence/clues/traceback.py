@@ -315,6 +315,8 @@ def _is_quoted(failure_start: int | None, message_format: str | None) -> bool:
 def _run_of(head: str, lines: list[str]) -> RunFacts:
     """The facts of the text's run; ``in_evaluation`` is told by its frames."""
     facts = run_facts(head)
+    if "sizes_contrast" in facts.told:  # of the sizes it was run with, one is no more its own than another
+        facts = replace(facts, told=facts.told - {"has_batch_of_one"})
     evaluates = any(_EVALUATION.search(line) for line in lines) and not _AFTER_FORWARD.search("\n".join(lines))
     return replace(facts, told=facts.told | {"in_evaluation"}) if evaluates else facts
 

@@ -78,6 +78,8 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "told_collects": ("collect_on_host", "no_grad"),
     "told_metrics": ("reset_metrics",),
     "told_models_beside": ("unload_models",),
+    "told_copies": ("fewer_instances",),
+    "driver_buffer_limit": ("llama_batch",),
     "told_merging": ("merge_on_host",),
     "told_runs_without": ("leave_off",),
     "code_copies_weights": ("copy_on_host",),
@@ -103,6 +105,7 @@ _OF_ANY_RUN = {
 # Evidence that determines the first change in any program.
 _IN_ANY_PROGRAM = {
     "mps_others", "above_block_limit", "offloaded_pinned", "parallel_slots", "told_models_beside", "paddle_share",
+    "told_copies", "driver_buffer_limit",
     "told_merging", "told_collects", "replay_buffer", "weights_fill_one_card", "told_runs_without",
     "told_idle_devices", "told_split",
 }  # fmt: skip
