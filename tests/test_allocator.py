@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory, CachingAllocator
+from oom_magic.memory.allocator.later_steps import course_of
 from oom_magic.memory.allocator.replay import minimum_device_bytes, replay
 from oom_magic.memory.allocator.segments import UNLIMITED, Block
 from oom_magic.memory.allocator.settings import AllocatorSettings
@@ -377,6 +378,21 @@ def test_the_third_step_can_need_more_than_two_did():
     left = Training([(20 * MIB, 1), (50 * MIB, 1), (20 * MIB, 1)], [10 * MIB]).left_after(2, 1)
     assert minimum_device_bytes(replace(left, marks=())) == 100 * MIB
     assert minimum_device_bytes(left) == 120 * MIB
+
+
+def test_steps_that_alternate_are_followed_until_they_repeat():
+    class Counting(CachingAllocator):
+        num_calls = 0
+
+        def allocate(self, requested_bytes: int, stream: int = 0) -> Block:
+            self.num_calls += 1
+            return super().allocate(requested_bytes, stream)
+
+    marks = [Mark(1, MarkKind.STEP_END), Mark(3, MarkKind.STEP_END), Mark(3, MarkKind.LEFT)]
+    moving = timeline([0, 1, ~0], [8 * MIB, 8 * MIB], marks=marks)  # what each step keeps lies now here, now there
+    allocator = Counting(None)
+    course_of(moving).run(allocator)
+    assert (allocator.num_calls, allocator.reserved_bytes) == (2 + 3, 20 * MIB)
 
 
 def test_what_grows_is_replayed_no_further():
