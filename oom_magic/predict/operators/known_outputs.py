@@ -21,6 +21,7 @@ _BACKWARDS = {aten.threshold_backward.default, aten.leaky_relu_backward.default}
 _BY_ELEMENT = {*_BACKWARDS, aten.hardswish_backward.default, aten.softplus_backward.default}
 _OTHERWISE = {aten.clone.default, aten.native_dropout_backward.default}  # tagged, with kernels of their own
 _DECIDING = {aten.select_backward.default: 2, aten.slice_backward.default: 2}  # arguments before those of the part
+_NEW: Any = object()  # in place of a maker that is not known yet
 _Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
@@ -47,8 +48,8 @@ class KnownOutputs:
             key = (func, torch.get_default_dtype(), _key(args[:count]), _key(tuple(kwargs.items())))
         except _NotByShapeError:
             return _kernel(func, kernels)(*args, **kwargs)
-        make = self._known.get(key, _run)
-        if make is not None and make is not _run:
+        make = self._known.get(key, _NEW)
+        if make is not None and make is not _NEW:
             return make(args)
         out = _kernel(func, kernels)(*args, **kwargs)
         if make is None:
@@ -57,10 +58,6 @@ class KnownOutputs:
         is_same = key[2:] == (_key(args[:count]), _key(tuple(kwargs.items())))
         self._known[key] = _maker(out, args, kwargs) if is_same and not is_view else None
         return out
-
-
-def _run(args: tuple[Any, ...]) -> Any:
-    raise NotImplementedError  # stands for what is not known yet
 
 
 def _kernel(func: OpOverload, kernels: Mapping[OpOverload, Callable[..., Any]]) -> Callable[..., Any]:
