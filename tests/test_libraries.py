@@ -22,6 +22,7 @@ from versions import bitsandbytes_or_skip, recorded_with
 
 import oom_magic as om
 from oom_magic.predict.libraries import bitsandbytes_ops
+from oom_magic.predict.session import DrySession
 from oom_magic.units import MIB
 
 SMALL = {"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 2, "vocab_size": 512, "torch_dtype": "float16",
@@ -199,6 +200,31 @@ def test_what_libraries_remember_of_devices_is_as_before(fresh_accelerate: Modul
     assert not accelerate.state.AcceleratorState._shared_state
     assert utils.is_torch_cuda_available() is had_cuda
     assert sys.meta_path == finders
+
+
+def test_what_a_run_makes_of_accelerate_is_used_in_the_next(fresh_accelerate: ModuleType) -> None:
+    """As a Trainer of one dry cell is by the next: its singletons were empty there, which ended every such cell."""
+    accelerate, session = fresh_accelerate, DrySession("A100 80GB", has_bar=False)
+    made: list[Any] = []
+    session.run(lambda: made.append(accelerate.Accelerator(mixed_precision="bf16")))
+    assert not accelerate.state.PartialState._shared_state
+    found: list[Any] = []
+
+    def look() -> None:
+        found.append([made[0].device.type, made[0].num_processes, made[0].mixed_precision])
+
+    def make_other() -> None:
+        found.append(accelerate.Accelerator(mixed_precision="fp16").mixed_precision)
+
+    session.run(look)
+    session.run(look)
+    session.copy().run(look)
+    assert found == [["cuda", 1, "bf16"]] * 3
+    assert not accelerate.state.AcceleratorState._shared_state
+    first = DrySession("A100 80GB", has_bar=False)
+    first.run(make_other)
+    first.copy().run(make_other)  # from what was there before the last run: another precision would be an error
+    assert found[3:] == ["fp16", "fp16"]
 
 
 def test_arguments_made_before_the_run_train_on_the_pretend_gpu(tmp_path: Path, model_folder: Path) -> None:

@@ -138,7 +138,9 @@ class DrySession:
         fake_gpu = FakeGPU(self.recorders, self.attribution, self.gpu, _HANDLERS, rules, self._fail, self.known_outputs)
         fake_gpu.values = Values(fake_gpu, self.assume, loops.read)
         fake_gpu.job = self.hardware.job
-        fake_gpu.process_groups = None if origin is None else origin.fake_gpu.process_groups
+        if origin is not None:
+            fake_gpu.process_groups = origin.fake_gpu.process_groups
+            fake_gpu.states_left = origin.fake_gpu.states_before
         return fake_gpu
 
     def _forget_last_run(self) -> None:

@@ -95,6 +95,9 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
     """The dispatch mode. ``handlers`` run instead of an operator; ``rules`` say how CUDA's takes memory."""
 
     autocast: Autocast
+    # What the last run left in a library's singletons, with what was there before it; the same of the run before.
+    states_left: dict[str, tuple[dict[str, Any], dict[str, Any]]]
+    states_before: dict[str, tuple[dict[str, Any], dict[str, Any]]]
 
     def __init__(
         self,
@@ -115,8 +118,8 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         self.background_streams: dict[int, Any] = {}  # of nn.DataParallel, by card
         self.job: Job | None = None  # of which this is one process
         self.process_groups: World | None = None  # objects that code made on it, kept between runs
-        self.has_compiled = False  # whether this run compiled anything
-        self.has_sparse = False
+        self.states_left = self.states_before = {}
+        self.has_compiled = self.has_sparse = False  # whether this run compiled anything, or has a sparse tensor
         self.tried_convolutions: set[Hashable] = set()  # for which cuDNN has found the fastest algorithm
         self.timed: dict[str, Any] = {}  # what Inductor timed, by its keys
         self.triton_kernels: dict[str, Any] = {}  # that it loaded, by their source

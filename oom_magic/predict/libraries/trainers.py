@@ -25,21 +25,32 @@ _CUDA = torch.device("cuda", 0)
 
 @contextmanager
 def _accelerate_state(module: ModuleType, run: Run) -> Iterator[None]:
-    """Set the device in accelerate's singletons to the pretend GPU, inside the dry run."""
-    names = ("PartialState", "AcceleratorState", "GradientState")
-    stores = [getattr(module, name)._shared_state for name in names]
-    before = [dict(store) for store in stores]
-    for store in stores:
+    """Set the device in accelerate's singletons to the pretend GPU, inside the dry run.
+
+    What a run leaves in them belongs to objects that later runs of the session use, as a Trainer of an earlier cell:
+    it is there again in those, unless the user's own code has changed the singletons since.
+    """
+    stores = {
+        name: getattr(module, name)._shared_state for name in ("PartialState", "AcceleratorState", "GradientState")
+    }
+    before = {name: dict(store) for name, store in stores.items()}
+    run.gpu.states_before = left = run.gpu.states_left
+    for name, store in stores.items():
         if run.gpu.job is not None:
             store.clear()  # a process of a job finds out again which one it is
+        elif name in left and left[name][0] == store:
+            store.clear()
+            store.update(left[name][1])
         elif "device" in store and not store.get("_cpu"):  # ``Accelerator(cpu=True)``
             store["device"] = _CUDA
     try:
         yield
     finally:
-        for store, contents in zip(stores, before, strict=True):
+        if run.gpu.job is None:
+            run.gpu.states_left = {name: (before[name], dict(store)) for name, store in stores.items()}
+        for name, store in stores.items():
             store.clear()
-            store.update(contents)
+            store.update(before[name])
 
 
 def _notebook_launcher(module: ModuleType, run: Run) -> Patches:
