@@ -407,9 +407,21 @@ def test_a_kind_of_program_is_said_in_the_language_of_the_page():
             "peak_bytes_in_use",
             "far less memory is then used",
         ),
+        ("res.setPinnedMemory(1024*1024)\nCUDA out of memory", "", "1024*1024"),
+        ("The data set was 10000*512. CUDA out of memory", "", "10000*512"),
+        (
+            "CUDA out of memory. Is there any way we can cut it into shorter samples and run it on those",
+            "",
+            "cut it into",
+        ),
+        ("can not allocate 200 G memory for the array (28800, 3) of float64; my GPU has 5 G", "RAM", "nvidia-smi"),
     ],
 )
 def test_what_a_text_names_is_not_taken_for_something_else(text, said, not_said):
     answer = " ".join(str(explain(text, fast=True, lang="en")).split())
     assert said in answer
     assert not_said not in answer
+
+
+def test_bits_in_the_name_of_a_quantized_model_count():
+    assert weights_bytes("Llama-3.1-Nemotron-70B-Instruct-HF-exl2-3.0") == 70e9 * 3 / 8

@@ -137,6 +137,8 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("cpu_allocator", "cpu", True, rf"notenoughmemory:youtriedtoallocate(?P<requested>{SIZE})"),
     ("cpu_allocator", "cpu", True, r"posix_memalign\([^)]{0,60}\)==0\.12vs0"),
     ("cpu_negative_size", "cpu", False, r"alloc_cpu\(\)seemstohavebeencalledwithnegativenumber"),
+    ("numpy", "cpu", True, r"(?:cannot|couldnot|unableto)allocate"
+        r"\d{1,6}(?:\.\d{1,4})?[kmgt]i?b?(?:of)?memoryfor(?:the|an)array"),
     (
         "numpy", "cpu", True,
         r"unabletoallocate(?:(?P<requested>\d{1,6}\.?\d{0,4}(?:bytes|[kmgtpe]ib))foran)?arraywithshape"

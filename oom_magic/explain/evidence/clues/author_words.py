@@ -334,7 +334,8 @@ _FAILS = re.compile(
 )
 _ASKED = re.compile(
     r"\s{0,2}(?:(?:so|but|or|and),? )?(?:is|are|was|were|do|does|did|could|can|may|might|should|must|have|has)"
-    r" (?:it|this|that|there|i|we|you|they|any\w*|the)\b[^.!?\n]{1,120}\?", re.I,
+    r" (?:it|this|that|there|i|we|you|they|any\w*|the)\b[^.!?\n]{1,120}\?"
+    r"|\s{0,2}(?:is|are) there (?:any|a|some) (?:ways?|options?|possibilit|chance)", re.I,
 )  # fmt: skip
 _ASKED_AT_END = re.compile(r"[^\n。！.!，,]{0,10}(?:吗|么|呢)?\s?[?？]|[^\n。！.!?？，,]{0,6}吗")
 _ASKED_BEFORE = re.compile(r"(?:是不是|是否|难道|请问[^\n。]{0,8}是)[^\n。！？?]{0,16}$")

@@ -10,6 +10,7 @@ from oom_magic.units import GIB
 
 # An input of at least this size counts as large: a card of a few years ago processes it only in parts.
 _LARGE_PICTURE = 1_000_000
+_LONGEST_SHAPE = 10  # a panorama's width by its height
 _LARGE_SEQUENCE = 8_192
 _LATENT_AREA = 64
 _LONGEST_STORY = 20_000
@@ -21,6 +22,7 @@ _SIDES = re.compile(
 )
 _TAKEN = re.compile(r"\bempty_strided_\w{3,4}\([^\n]*")  # by compiled code
 _NOT_A_PICTURE = re.compile(r"(?:shape|size mismatch|weight|linear|matrix|torch\.size|tensor)\W{0,10}$", re.I | re.A)
+_OF_A_SETTING = re.compile(r"\bset\w+\(\s?$", re.I)  # setPinnedMemory(1024*1024)
 _OF_A_PICTURE = re.compile(r"image|picture|photo|frame|video|resolution|size|shape|crop|tile|scan|slide|pixel", re.I)
 _PICTURE_SIDE = re.compile(
     r"(?:images?|pictures?|resolution)[^.\n\d]{0,24}>?\s?(?<!-)(?!(?:199|20[012])\d(?!\d))(\d{4,5})(?![\d.])"
@@ -92,7 +94,7 @@ _NAMED = tuple(
         (r"\bphi[-_]?4\b(?![-_]mini)", 14.0),
     )
 )
-_BITS_PER_WEIGHT = re.compile(r"(\d(?:\.\d{1,2})?) ?bpw\b", re.I)
+_BITS_PER_WEIGHT = re.compile(r"(\d(?:\.\d{1,2})?) ?bpw\b|\bexl[23][-_](\d\.\d{1,2})(?!\d)", re.I)
 _BITS_OF_CACHE = re.compile(r"cache[-_]type(?:[-_][kv])?\W{1,3}\w{1,8}", re.I)
 _MIXTURE = re.compile(r"(?<![\w.])(\d{1,2})x(\d{1,3})[Bb]\b")
 _BITS = (
@@ -124,7 +126,10 @@ _RAN_SO = re.compile(  # sizes at which nothing failed
 
 def _is_no_large_picture(text: str, match: re.Match[str]) -> bool:
     """Whether two numbers are no picture, or one at which nothing failed."""
-    is_another = _NOT_A_PICTURE.search(text, max(0, match.start() - 24), match.start())
+    before = text[max(0, match.start() - 24) : match.start()]
+    sides = [int(side) for side in match.groups() if side][:2]
+    is_another = _NOT_A_PICTURE.search(before) or _OF_A_SETTING.search(before)
+    is_another = is_another or max(sides) > _LONGEST_SHAPE * min(sides)  # rows of numbers
     return bool(is_another or _RAN_SO.search(_sentence_of(text, match)))
 
 
@@ -216,7 +221,7 @@ def weights_bytes(text: str, *, is_quantizing: bool = False) -> int | None:
     text = _BITS_OF_CACHE.sub("", text)
     told = _BITS_PER_WEIGHT.search(text)
     known = next((bits for pattern, bits in _BITS if pattern.search(text)), _BITS_OF_HALF)
-    bits = _BITS_OF_HALF if is_quantizing else known if told is None else float(told.group(1))
+    bits = _BITS_OF_HALF if is_quantizing else known if told is None else float(told.group(1) or told.group(2))
     return round(max(sizes) * 1e9 * bits / 8)
 
 

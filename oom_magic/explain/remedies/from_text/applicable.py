@@ -36,6 +36,7 @@ _AT_START = {
     "weights_light",
 }
 _OF_TOKENS = ("vllm", "sglang", "tgi", "server", "quantizing")
+_OWN_ATTENTION = ("vllm", "sglang", "tgi", "exllama")  # it is not for their users to choose
 _OF_SPLATS = (*INPUT_CAUSES, Cause.WEIGHTS_TOO_BIG, Cause.OPTIMIZER_STATE, Cause.SYSMEM_FALLBACK)
 # Said where nothing better is known.
 _UNSPECIFIC = {
@@ -110,6 +111,8 @@ def _fitting(key: str, diagnosis: Diagnosis) -> str:
         return "diffusers_not_moved"
     if key == "diffusers_offload" and "offloads_parts" in diagnosis.told:
         return "diffusers_sequential"
+    if key == "sdpa" and diagnosis.program in _OWN_ATTENTION:
+        return "smaller_input"
     if key == "sdpa" and "scaled_dot_product_attention" in diagnosis.code:
         return "flash_kernel" if diagnosis.backend in CUDA_IN_CODE else "smaller_input"
     return key
