@@ -129,8 +129,8 @@ def _is_no_large_picture(text: str, match: re.Match[str]) -> bool:
     before = text[max(0, match.start() - 24) : match.start()]
     sides = [int(side) for side in match.groups() if side][:2]
     is_another = _NOT_A_PICTURE.search(before) or _OF_A_SETTING.search(before)
-    is_another = is_another or max(sides) > _LONGEST_SHAPE * min(sides)  # rows of numbers
-    return bool(is_another or _RAN_SO.search(_sentence_of(text, match)))
+    are_rows = max(sides) > _LONGEST_SHAPE * min(sides)
+    return bool(is_another or are_rows or _RAN_SO.search(_sentence_of(text, match)))
 
 
 def _sentence_of(text: str, match: re.Match[str]) -> str:
