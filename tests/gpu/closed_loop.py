@@ -30,6 +30,7 @@ import library_notebooks  # noqa: F401 - its notebooks, too
 import longer_notebooks  # noqa: F401 - its notebooks, too
 import pytest
 import recomputed_notebooks  # noqa: F401 - its notebooks, too
+import seldom_notebooks  # noqa: F401 - its notebooks, too
 import summing_notebooks  # noqa: F401 - its notebooks, too
 import unlike_notebooks
 from failing_notebooks import NOTEBOOKS

@@ -22,6 +22,7 @@ import library_notebooks  # noqa: F401 - its notebooks, too
 import longer_notebooks  # noqa: F401 - its notebooks, too
 import pytest
 import recomputed_notebooks  # noqa: F401 - its notebooks, too
+import seldom_notebooks  # noqa: F401 - its notebooks, too
 import summing_notebooks  # noqa: F401 - its notebooks, too
 import unlike_notebooks  # noqa: F401 - its notebooks, too
 from compiled_notebooks import COMPILED
@@ -31,7 +32,15 @@ from notebook_cases import CARD_MIB
 pytestmark = pytest.mark.gpu
 HERE = Path(__file__).parent
 # One of each kind; each notebook takes a minute, --slow runs all.
-QUICK = ("leak", "collected outputs", "two models", "class that trains", "queue of keys", "compiled method")
+QUICK = (
+    "leak",
+    "collected outputs",
+    "two models",
+    "class that trains",
+    "queue of keys",
+    "arguments inside a trainer",
+    "compiled method",
+)
 # What a pretend card cannot show: another program, an empty cell, how long a queue was before, how a cache that grows
 # divides what earlier cells left.
 REAL = ("another process", "two models", "queue of keys", "generation in one call")

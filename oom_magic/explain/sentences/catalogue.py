@@ -213,8 +213,8 @@ CATALOGUE: Sentences = {
     ),
     "backward_in_later_cell": (
         "The cell has no backward. A later cell is expected to begin one from {name}: earlier cells, the model's mode,"
-        " an optimizer or a name speak for it. The estimates include it; if none is to follow, run the cell under"
-        " torch.no_grad()."
+        " an optimizer or a name speak for it. The estimates include it, but no operators between {name} and the"
+        " loss; if none is to follow, run the cell under torch.no_grad()."
     ),
     "largest_sample": (
         "The samples of the data have different sizes: most rehearsed batches have the largest of the {count} in them,"
