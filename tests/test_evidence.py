@@ -407,6 +407,12 @@ def test_a_kind_of_program_is_said_in_the_language_of_the_page():
             "peak_bytes_in_use",
             "far less memory is then used",
         ),
+        (
+            "I keep running into a CUDA out of memory issue/ illegal memory access issue when I train it for long.",
+            "memory ran out",
+            "Not a lack of memory",
+        ),
+        ("openvino/src/core.cpp:117: Failed to allocate 74784858112 bytes of memory", "RAM", "nvidia-smi"),
         ("res.setPinnedMemory(1024*1024)\nCUDA out of memory", "", "1024*1024"),
         ("The data set was 10000*512. CUDA out of memory", "", "10000*512"),
         (

@@ -133,6 +133,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("host_allocation", "cpu", True, rf"cannotallocatevectorofsize(?P<requested>{SIZE})"),
     ("host_allocation", "cpu", True, r"javascriptheapoutofmemory|fatalerror:runtime:outofmemory"),
     ("host_allocation", "cpu", True, r"winerror(?:8|1450)\]|mmapfailed:enomem"),
+    ("cpu_allocator", "cpu", True, r"openvino.{0,120}?failedtoallocate(?P<requested_bytes>\d{1,22})bytesofmemory"),
     ("cpu_allocator", "cpu", True, r"youtriedtoallocate(?P<requested_bytes>\d{1,22})bytes"),
     ("cpu_allocator", "cpu", True, rf"notenoughmemory:youtriedtoallocate(?P<requested>{SIZE})"),
     ("cpu_allocator", "cpu", True, r"posix_memalign\([^)]{0,60}\)==0\.12vs0"),

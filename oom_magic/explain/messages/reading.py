@@ -70,12 +70,20 @@ def read(text: str) -> tuple[Failure, ...]:
     found = _located(_clearest(_squeezed_messages(squeezed.text)), squeezed)
     if all(item.is_faint for item in found):
         found = _clearest(found + [_found_of(kind, match) for kind, match in line_messages(cleaned)])
-    if not found:
-        found = [_found_of(kind, match) for kind, match in told_messages(cleaned)]
+    if all(_is_mentioned(item, squeezed.text) for item in found):
+        told = [_found_of(kind, match) for kind, match in told_messages(cleaned)]
+        found = [item for item in told if item.values["is_oom"]] or found or told
     around = _Around(cleaned, squeezed.text)
     ends = [0, *(item.end for item in found)]
     starts = [*(item.start for item in found[1:]), len(cleaned)]
     return tuple(_placed(item, (end, start), around) for item, end, start in zip(found, ends, starts, strict=False))
+
+
+def _is_mentioned(item: _Found, text: str) -> bool:
+    """Whether an illegal access is named in prose, beside which the author may tell of memory that ran out."""
+    start, end = item.squeezed_span
+    is_access = item.values["format"] == "illegal_memory_access"
+    return is_access and not text.startswith("was", end) and not text.endswith("cudaerror:", 0, start)
 
 
 def _squeezed_messages(text: str) -> list[_Found]:
