@@ -218,3 +218,5 @@ def test_a_cache_that_a_traceback_shows_is_named():
     cause, evidence, confidence = judged(text)
     assert (cause, confidence) == (Cause.ACTIVATIONS, Confidence.LIKELY)
     assert evidence[0].key == "tensor_kv_cache" and "torch.cat" in evidence[0].values["code"]
+    trained = judged("Cell In[3], line 9\n----> 9 loss = model(input_ids=ids, labels=ids).loss\n" + text)
+    assert "tensor_kv_cache" not in {one.key for one in trained.evidence}  # it is empty before a forward that trains

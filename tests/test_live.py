@@ -299,6 +299,11 @@ def grows_a_cache():
         key_cache = torch.cat([key_cache, keys], dim=2)
 
 
+def begins_a_cache():
+    key_cache, keys = torch.zeros(0, device="cuda"), torch.zeros(8, 8, 16384, 64, device="cuda")
+    return torch.cat([key_cache, keys], dim=-2)
+
+
 def attends_with_options():
     q, k = torch.zeros(4, 16, 1024, 64, device="cuda"), torch.zeros(4, 2, 1024, 64, device="cuda")
     options = {"enable_gqa": True}  # in float32 no fused kernel shares heads
@@ -314,6 +319,7 @@ def mixes_pictures():
     ("function", "name", "cause"),
     [
         (grows_a_cache, "kv_cache", Cause.ACTIVATIONS),
+        (begins_a_cache, "concatenation", Cause.ACTIVATIONS),
         (attends_with_options, "attention_scores", Cause.ATTENTION_SCORES),
         (mixes_pictures, "result", Cause.ACTIVATIONS),
     ],

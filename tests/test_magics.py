@@ -368,6 +368,18 @@ def test_a_failed_dry_run_takes_nothing_from_the_next(shell):
     ]  # fmt: skip
 
 
+def test_a_script_that_runs_out_of_memory_ends_a_dry_cell(shell, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nx = torch.zeros(2**29, device='cuda')\n")
+    shows = shell.showtraceback
+    cell = f"%%gpumem --no-plot --memory 1GiB\n%run {script}\nwent_on = True"
+    error = shell.run_cell(cell, store_history=True).error_in_exec
+    assert type(error).__name__ == "OutOfMemoryError"
+    assert shell.showtraceback == shows and "showtraceback" not in vars(shell) and "went_on" not in shell.user_ns
+    told = shell.run_line_magic("oom_explain", "")
+    assert "2.00 GiB did not fit" in str(told)
+
+
 def test_the_error_of_a_dry_run_shows_the_users_frames(shell, capsys):
     shell.run_cell(
         "import torch\ndef work(net):\n    return net(torch.ones(2**18, 1024, device='cuda'))", store_history=True

@@ -133,8 +133,8 @@ def _kind(made: Output, call: LiveCall, seen: tuple[LiveTensor, ...]) -> str:
     operator = made.operator
     if operator in _LOSSES:
         return "probabilities"
-    if call.is_in_cache and operator == "cat":
-        return "kv_cache"
+    if call.is_in_cache and operator == "cat" and sum(one.shape.num_bytes > 0 for one in call.inputs) > 1:
+        return "kv_cache"  # one that holds nothing yet does not grow: this forward's own keys and values
     if _is_vocabulary(made.tensor) and operator in (*_PRODUCTS, *_COPIES, *_POINTWISE, _COMPILED):
         return "logits"
     if _is_scores(made, call.inputs, seen):

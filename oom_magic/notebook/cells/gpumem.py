@@ -15,7 +15,7 @@ from IPython.display import display
 from oom_magic.inputs import parse_bytes
 from oom_magic.language import _
 from oom_magic.notebook.cells.names import DryNamespace
-from oom_magic.notebook.cells.running import CompiledCell, shortened, trimmed
+from oom_magic.notebook.cells.running import CompiledCell, ended_by_scripts, shortened, trimmed
 from oom_magic.notebook.options import checked, not_written
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, checked_num_gpus, counted, find_gpu
 from oom_magic.predict.setups.hardware import Hardware
@@ -135,7 +135,7 @@ class CellRunner:
         session = self._session_for(card.over(self.card), stop_after_steps, follows_compile)
         values: list[Any] = []
         users = self.shell.user_ns
-        with self.names.entered(self.shell) as names:
+        with self.names.entered(self.shell) as names, ended_by_scripts(self.shell):
             session.free_failed_run(names)
             decided = self.decided(users, names)
             own = {name: value for name, value in names.items() if name not in cell.rebound}  # for a second run

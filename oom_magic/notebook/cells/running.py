@@ -6,7 +6,8 @@ import ast
 import dis
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import takewhile
@@ -194,6 +195,29 @@ class CompiledCell:
                 found = await found
         await others_ended()
         return found if self.value is not None else None
+
+
+@contextmanager
+def ended_by_scripts(shell: InteractiveShell) -> Iterator[None]:
+    """Inside, a script of ``%run`` that runs out of memory ends the cell: IPython only shows what a script raises, and
+    goes on with the cell's later lines (IPython/core/interactiveshell.py, ``safe_execfile``)."""
+    usual = shell.showtraceback
+
+    def showtraceback(*args: Any, **kwargs: Any) -> None:
+        error = sys.exc_info()[1]
+        if error is not None and type(error).__name__ == "OutOfMemoryError":
+            raise error
+        usual(*args, **kwargs)
+
+    before = vars(shell).get("showtraceback")
+    shell.showtraceback = showtraceback  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        if before is None:
+            del shell.showtraceback
+        else:
+            shell.showtraceback = before  # type: ignore[method-assign]
 
 
 def compile_cell(shell: InteractiveShell, text: str, lines_above: int = 0) -> CompiledCell:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from oom_magic.explain.evidence.clues.environment import (
@@ -127,6 +128,7 @@ _TRAINING = _any(
     r"_batch_norm_legit_functional", r"CompiledFunctionBackward",  # compiled graphs that train
 )  # fmt: skip
 _AFTER_FORWARD = re.compile(r"run_backward|\.backward\(|optimizer\.step")
+_COMPUTES_LOSS = re.compile(r"\blabels ?=|\)\.loss\b|\bcompute_loss\(|\btraining_step\(")
 _NO_GRAD = re.compile(r"no_grad|inference_mode|decorate_context")
 _SCORES = r"(?:attn|attention|energy|scores|sim|dots)"
 _ATTENTION = _any(
@@ -276,7 +278,7 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
     accelerator = named_accelerator(head)
     return Clues(
         phase=phase,
-        tensor=_tensor("\n".join(innermost)) or (None if lines else _tensor("\n".join(_QUOTED_CODE.findall(head)))),
+        tensor=_tensor(innermost, all_text) if lines else _tensor(_QUOTED_CODE.findall(head), ""),
         code=_line_of(phase, innermost) if lines and not frames else _innermost_code(innermost),
         frames=frames,
         is_training=bool(_TRAINING.search(all_text)),
@@ -434,9 +436,13 @@ def _within_closure(lines: list[str]) -> list[str]:
     return lines[calls[-1] + 1 :] if calls else lines
 
 
-def _tensor(inner_text: str) -> str | None:
-    """The kind of tensor that the innermost lines make."""
-    if _CACHE.search(inner_text):
+def _tensor(innermost: Sequence[str], trace: str) -> str | None:
+    """The kind of tensor that the innermost lines make.
+
+    Where frames compute a loss, a cache of keys and values does not grow: they are this forward's own.
+    """
+    inner_text = "\n".join(innermost)
+    if _CACHE.search(inner_text) and not _COMPUTES_LOSS.search(trace):
         return "kv_cache"
     if _LOGITS.search(inner_text):
         return "logits_or_loss"
