@@ -141,7 +141,6 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:内核|kernel)[^\n]{0,8}(?:死|崩溃|重启|挂)",
     ),
     "resumes": said_as(
-        r"--resume_\w+",
         r"\bresum(?:e|es|ed|ing)\b(?!\W{1,4}(?:false|none|null|0)\b)",
         r"\b(?:train|start|restart|continu|begin)\w* (?:\w+ ){0,2}from (?:a |the |an? old |old )?checkpoint",
         r"\brestart\w*[^.\n]{0,24}\b(?:stored|saved) (?:model|net\w*|state)\b",
