@@ -38,7 +38,7 @@ from oom_magic.predict.instrumentation.collector import Collector
 from oom_magic.predict.instrumentation.recorder import Recorder
 from oom_magic.predict.operators.calls import Call, find_overload
 from oom_magic.predict.operators.fallbacks import find_fallback, is_wrapper, storage_under
-from oom_magic.predict.operators.gradients import RunningNode, reference_counts_in_autograd, reused_gradient
+from oom_magic.predict.operators.gradients import reference_counts_in_autograd, reused_gradient
 from oom_magic.predict.operators.known_outputs import KnownOutputs
 from oom_magic.predict.operators.sparse import is_sparse, run_sparse
 from oom_magic.predict.operators.type_checks import check_types
@@ -136,7 +136,6 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         self._composite: dict[OpOverload, bool] = {}
         self._is_inside = False  # an operator, by which others are run
         self._depth = 0  # modes on the stack, with this one
-        self._running_node = RunningNode()
         self._has_watcher = False  # a mode of the user's around the backward that runs
         reference_counts_in_autograd()  # looked up now, before the modes are on
 
@@ -233,8 +232,6 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         return result
 
     def _handle(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch._C._current_graph_task_id() != -1:
-            self._running_node.note(len(self.recorder.columns))
         if self.untouchable and func._schema.is_mutable:
             self.check_written(*tensors_written(func, args, kwargs))
         if self._overwritten and not func.is_view:
@@ -302,7 +299,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
 
     def _sums_itself(self, tensor: torch.Tensor) -> bool:
         storage = self.storage_of(tensor)
-        return storage is not None and self._running_node.sums_itself(storage.allocation)
+        return storage is not None and self.running_node.sums_itself(storage.card, storage.allocation)
 
     def _take_memory(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, phase: Phase

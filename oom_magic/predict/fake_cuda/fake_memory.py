@@ -26,6 +26,7 @@ from oom_magic.predict.fake_cuda.streams import Streams
 from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.recorder import Recorder, SizeExpression
 from oom_magic.predict.operators.fallbacks import storage_under
+from oom_magic.predict.operators.gradients import RunningNode
 
 if TYPE_CHECKING:
     from oom_magic.predict.operators.known_values.values import Values
@@ -60,6 +61,7 @@ class FakeMemory:
         self.traces: Callable[[torch.Tensor], bool] | None = None  # says of a compiler's tensor that it is on "cuda"
         self.releases: list[Callable[[], None]] = []  # each lets go of what only the dry run still holds
         self.streams = Streams(self)
+        self.running_node = RunningNode()
         self._on_host: set[int] = set()  # keys of fake storages there
         self._cards_in_use: set[int] = set()  # cards on which tensors are or were; a rank of a job uses one of many
         self.uses_current_card_only = True  # whether no tensor is or was on another card than the current
@@ -381,6 +383,8 @@ class FakeMemory:
         """Take memory on the current card; the number of the allocation. Raises the simulated OutOfMemoryError."""
         for release in self.releases:
             release()
+        if torch._C._current_graph_task_id() != -1:
+            self.running_node.note(self.current, len(self.recorder.columns))
         line, module = self.attribution.place(phase)
         stream = self.streams.at_work(operator, num_bytes)
         try:

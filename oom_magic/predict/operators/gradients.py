@@ -45,29 +45,32 @@ _BROADCASTING = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor}
 
 
 class RunningNode:
-    """The node of autograd that runs, and how many allocations there were before its first operator."""
+    """The node of autograd that allocated last on each card, and how many allocations there were before its first."""
 
     def __init__(self) -> None:
-        self._number = (-1, -1)
-        self._num_before = 0
+        self._last: dict[int, tuple[tuple[int, int], int]] = {}  # by card: the node's number, and that of allocations
 
-    def note(self, num_allocations: int) -> None:
-        """Look which node runs; before each operator of a backward, at which there were so many allocations."""
-        node = torch._C._current_autograd_node()
-        number = (torch._C._current_graph_task_id(), -1 if node is None else node._sequence_nr())
-        if number != self._number:
-            self._number, self._num_before = number, num_allocations
+    def note(self, card: int, num_allocations: int) -> None:
+        """Look which node runs; before each allocation of a backward, at which the card had so many."""
+        number = _number_of(torch._C._current_autograd_node())
+        if card not in self._last or number != self._last[card][0]:
+            self._last[card] = (number, num_allocations)
 
-    def sums_itself(self, allocation: int) -> bool:
+    def sums_itself(self, card: int, allocation: int) -> bool:
         """Whether a sum onto a tensor is of the node's formula, as ``var_mean_backward``'s, which makes a new tensor.
 
         The tensor was allocated while the node runs, and no two results of the node are of the same gradient.
         """
-        if allocation < self._num_before:
-            return False
         node = torch._C._current_autograd_node()
+        number, num_before = self._last.get(card, (None, 0))
+        if number != _number_of(node) or allocation < num_before:
+            return False
         edges = [] if node is None else [edge for edge in node.next_functions if edge[0] is not None]
         return len(set(edges)) == len(edges)
+
+
+def _number_of(node: Any) -> tuple[int, int]:
+    return torch._C._current_graph_task_id(), -1 if node is None else node._sequence_nr()
 
 
 def reused_gradient(
