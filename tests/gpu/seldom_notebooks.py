@@ -1,5 +1,5 @@
 """Notebooks of models that others lack: translation with arguments inside the trainer, GradScaler and convolutions, two
-encoders, a recurrent model that fits itself, accelerate's accumulation, and a leak into a dictionary of lists."""
+encoders, a recurrent model that fits itself, a leak into a dictionary of lists, and outputs whose backward comes later."""
 
 from __future__ import annotations
 

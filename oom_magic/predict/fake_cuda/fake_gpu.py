@@ -37,7 +37,7 @@ from oom_magic.predict.instrumentation.autograd_order import number_when_made
 from oom_magic.predict.instrumentation.collector import Collector
 from oom_magic.predict.instrumentation.recorder import Recorder
 from oom_magic.predict.operators.calls import Call, find_overload
-from oom_magic.predict.operators.fallbacks import find_fallback, is_wrapper, storage_under
+from oom_magic.predict.operators.fallbacks import find_fallback, is_wrapper
 from oom_magic.predict.operators.gradients import reference_counts_in_autograd, reused_gradient
 from oom_magic.predict.operators.known_outputs import KnownOutputs
 from oom_magic.predict.operators.sparse import is_sparse, run_sparse
@@ -437,7 +437,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         return cards[0]
 
     def _is_on_card(self, fake: torch.Tensor) -> bool:
-        storage = self._storages.get(storage_under(fake)._cdata)
+        storage = self.storage_of(fake)
         return storage is not None and storage.place is Place.GPU
 
     def _run_one_by_one(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -423,12 +423,9 @@ def is_empty(func: OpOverload) -> bool:
 @cache
 def _needs_known_values(func: OpOverload) -> bool:
     """Whether nothing is known of an operator's results unless all is known of its arguments."""
-    special = (_PARTS_OF_FINITE, _CHECKS, _CONJUNCTIONS, _FILLS, _WRITES, _MOVES, CHOOSING)
-    is_special = any(func in operators for operators in special) or func.overloadpacket.__name__ in {
-        *_CONSTANTS,
-        *_FILLED,
-    }
-    return not is_special and not func._schema.is_mutable
+    if func._schema.is_mutable or func.overloadpacket.__name__ in {*_CONSTANTS, *_FILLED}:
+        return False
+    return func not in {*_PARTS_OF_FINITE, *_CHECKS, *_CONJUNCTIONS, *_FILLS, *_WRITES, *_MOVES, *CHOOSING}
 
 
 @cache
