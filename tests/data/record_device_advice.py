@@ -1,6 +1,6 @@
 """Notebooks that fail on a physical GPU, are explained, and run again as advised (tests/gpu/device_notebooks.py).
 
-    python tests/data/record_device_advice.py FILE [--seconds S] [--at-once N] [--only NAME ...]
+    python tests/data/record_device_advice.py FILE [--seconds S] [--at-once N] [--only NAME ... | --newest]
 
 Each runs in processes of its own, with ``set_per_process_memory_fraction`` at 16 GiB, several at once. Written for each:
 the cause, the first remedies with what they promise, when words and prices came, whether the code that is shown, pasted
@@ -30,10 +30,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 
 from device_notebooks import LIMIT_GIB
-from more_device_notebooks import DEVICE_NOTEBOOKS
+from habit_device_notebooks import DEVICE_NOTEBOOKS, EARLIER
 
 HERE = Path(__file__).resolve()
 LIMIT = LIMIT_GIB * 2**30
+WRITTEN = "%%writefile "  # begins a cell that is a file
 MOST_SECONDS = 240  # of one process
 MOST_APPLIED = 2  # remedies of a notebook
 NOT_PASTED = {"raise_limit", "expandable_segments", "larger_card", "fsdp", "close_processes"}
@@ -56,6 +57,12 @@ def as_the_stub() -> None:
         answer_as_the_stub(pytest.MonkeyPatch())
 
 
+def in_a_folder_of_its_own() -> None:
+    """Files of a notebook are written and imported there."""
+    os.chdir(tempfile.mkdtemp())
+    sys.path.insert(0, "")
+
+
 def measured(run: Any) -> dict[str, Any]:
     """What ``run`` takes: whether it ends, the peaks in bytes."""
     import torch
@@ -76,9 +83,14 @@ def run_again(cells: Sequence[str], limit: int) -> dict[str, Any]:
     from closed_loop import known_values
 
     limited(limit)
+    in_a_folder_of_its_own()
     names: dict[str, Any] = {"__name__": "__main__"}
 
     def run(code: str) -> str | None:
+        if code.startswith(WRITTEN):
+            first, _, text = code.partition("\n")
+            Path(first.split()[1]).write_text(text, "utf-8")
+            return None
         try:
             exec(compile(code, "<cell>", "exec"), names)
         except Exception as error:
@@ -102,6 +114,7 @@ def explained(name: str) -> dict[str, Any]:
 
     limited(LIMIT)
     as_the_stub()
+    in_a_folder_of_its_own()
     cells = list(DEVICE_NOTEBOOKS[name].cells)
     shell = InteractiveShell.instance()
     shell.run_line_magic("load_ext", "oom_magic")
@@ -164,7 +177,9 @@ def described(cells: Sequence[str], remedy: Any) -> dict[str, Any]:
     ):
         lines = [line for line in remedy.code.splitlines() if not line.startswith("%")]
         try:
-            found["cells"] = pasted(list(cells), "\n".join(lines))
+            code = [one for one in cells if not one.startswith(WRITTEN)]
+            changed = iter(pasted(code, "\n".join(lines)))
+            found["cells"] = [one if one.startswith(WRITTEN) else next(changed) for one in cells]
         except Exception as error:
             found["not_pasted"] = repr(error)
     return found
@@ -174,7 +189,10 @@ def in_the_same_kernel(shell: Any, cells: Sequence[str], remedy: dict[str, Any])
     """What happens where the user releases what the failed run holds and runs the changed cells again."""
     import ast
 
-    first = next(at for at, one in enumerate(remedy["cells"]) if one != ast.unparse(ast.parse(cells[at])))
+    def is_as_it_was(cell: str, before: str) -> bool:
+        return cell == before or cell == ast.unparse(ast.parse(before))
+
+    first = next(at for at, one in enumerate(remedy["cells"]) if not is_as_it_was(one, cells[at]))
     lines = remedy["code"].splitlines()
     release = lines[: next((at + 1 for at, one in enumerate(lines) if one.startswith("%")), 0)] or ["%oom_free"]
 
@@ -232,8 +250,13 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--seconds", type=float, default=480)
     parser.add_argument("--at-once", type=int, default=4)
-    parser.add_argument("--only", nargs="*", default=list(DEVICE_NOTEBOOKS), choices=DEVICE_NOTEBOOKS)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--only", nargs="*", default=list(DEVICE_NOTEBOOKS), choices=DEVICE_NOTEBOOKS)
+    which.add_argument(
+        "--newest", action="store_true", help="of library_device_notebooks.py and habit_device_notebooks.py"
+    )
     options = parser.parse_args()
+    chosen = [one for one in DEVICE_NOTEBOOKS if one not in EARLIER] if options.newest else options.only
     end = time.monotonic() + options.seconds
     import torch
 
@@ -258,7 +281,7 @@ def main() -> None:
         Path(f"{options.file}.text").write_text("\n\n".join(f"# {one}\n{texts[one]}" for one in sorted(texts)), "utf-8")
 
     with ThreadPoolExecutor(options.at_once) as pool:
-        list(pool.map(take, options.only))
+        list(pool.map(take, chosen))
 
 
 if __name__ == "__main__":
