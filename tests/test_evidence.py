@@ -7,7 +7,7 @@ import pytest
 from oom_magic.explain.evidence.causes import Cause
 from oom_magic.explain.evidence.checks import device_tool
 from oom_magic.explain.evidence.clues.author_words import said_in
-from oom_magic.explain.evidence.clues.magnitudes import array_bytes, card_bytes, large_inputs, weights_bytes
+from oom_magic.explain.evidence.clues.magnitudes import array_bytes, card_bytes, large_inputs, weights_in
 from oom_magic.explain.evidence.clues.pasted_code import faults_in
 from oom_magic.explain.evidence.clues.programs import find_program
 from oom_magic.explain.evidence.clues.traceback import find_clues
@@ -137,9 +137,9 @@ def test_a_table_of_nvidia_smi_tells_of_ranks_on_the_first_device():
 
 
 def test_models_and_cards_by_their_names():
-    assert weights_bytes("llama-13b in 4bit") == round(13e9 * 4.5 / 8)
-    assert weights_bytes("Mistral-7B-Instruct") == round(7e9 * 2)
-    assert weights_bytes("512 bytes, 3 epochs") is None
+    assert weights_in("llama-13b in 4bit").num_bytes == round(13e9 * 4.5 / 8)
+    assert weights_in("Mistral-7B-Instruct").num_bytes == round(7e9 * 2)
+    assert weights_in("512 bytes, 3 epochs") is None
     assert card_bytes("my RTX 3060 12GB") == 12 * GIB and card_bytes("a single RTX 4090") == 24 * GIB
     assert card_bytes("a laptop with 16 GB of RAM") is None
 
@@ -430,4 +430,4 @@ def test_what_a_text_names_is_not_taken_for_something_else(text, said, not_said)
 
 
 def test_bits_in_the_name_of_a_quantized_model_count():
-    assert weights_bytes("Llama-3.1-Nemotron-70B-Instruct-HF-exl2-3.0") == 70e9 * 3 / 8
+    assert weights_in("Llama-3.1-Nemotron-70B-Instruct-HF-exl2-3.0").num_bytes == 70e9 * 3 / 8

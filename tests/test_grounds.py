@@ -16,10 +16,7 @@ from oom_magic.explain.explainer import explain
 from oom_magic.explain.messages.normalization import without_repeats
 from oom_magic.explain.sentences.evidence import EVIDENCE
 
-# What these say of the text is in their values, or follows from frames.
-_BY_VALUES = {
-    "weights_named", "weights_light", "weights_fill_card", "weights_fill_one_card", "weights_above_ram", "quoted_tensor",
-}  # fmt: skip
+_BY_VALUES = {"quoted_tensor"}  # what it says of the text follows from frames
 _OF_THE_TEXT = re.compile(r"\b(?:The text (?!: )\w+|The model in the text)")
 
 
@@ -275,3 +272,60 @@ def test_the_answer_stays_with_the_words(text, said, not_said):
     shown = " ".join(str(explain(text, fast=True, lang="en")).split())
     assert [word for word in said if not re.search(word, shown)] == []
     assert [word for word in not_said if re.search(word, shown)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "not_quoted"),
+    [
+        ("I think 3b model with lora in batchsize 2 can easily run in the 32G GPU, CUDA out of memory", "I think"),
+        ("训练过程中提示 GPU 已满,减小 batch size 也无法解决该问题", "无法解决"),
+        (
+            "CUDA out of memory in training. I haven't been able to find variables that retain the computational graph",
+            "retain",
+        ),
+        ("If necessary, I can crop the entire dataset. CUDA out of memory while I train the network", "entire"),
+        ("My script is killed while it trains. I have a 16GB RAM machine", "16GB RAM"),
+        ("import pandas as pd\nMemoryError when I join two tables", "import pandas"),
+    ],
+)
+def test_thoughts_denials_and_names_are_no_evidence(text, not_quoted):
+    answer = " ".join(str(explain(text, fast=True, lang="en")).split())
+    assert not re.search(f"The text: “[^”]*{not_quoted}", answer)
+
+
+def test_the_weights_of_a_model_are_said_with_the_words_that_name_it_and_their_precision():
+    text = "I load the 70B model on an L40S of 48GB: CUDA out of memory while loading the checkpoint"
+    answer = " ".join(str(explain(text, fast=True, lang="en")).split())
+    assert (
+        "“70B” in the text is read as 70 billion parameters: 130.39 GiB with 16 bits each; the card has 48.00" in answer
+    )
+
+
+def test_a_crowded_device_is_told_by_what_the_text_names():
+    crowded = "DDP training on 4 GPUs: GPU0 occupied much more memory than the others and runs out of memory"
+    ranks, gathered = (
+        " ".join(str(explain(text, fast=True, lang="en")).split())
+        for text in (crowded, f"nn.DataParallel. {crowded[4:]}")
+    )
+    assert "which processes nvidia-smi lists" in ranks
+    assert "gathers all" not in ranks
+    assert "nn.DataParallel gathers all outputs" in gathered
+
+
+@pytest.mark.parametrize("damage", ["malloc(): invalid size (unsorted)", "double free or corruption (!prev)"])
+def test_damage_to_the_heap_is_no_lack_of_memory(damage):
+    text = f"Malloc Error: when I train with 512 environments I get `{damage}`. There is more than enough VRAM."
+    assert not explain(text, fast=True, lang="en").is_oom
+
+
+def test_a_question_for_a_fix_proposes_none():
+    text = (
+        "CUDA out of memory. Tried to allocate 14.9 GiB. I tried ZeRO-2 with CPU offload and reduced batch size (no"
+        " effect). Would you recommend ZeRO-3?"
+    )
+    assert "It proposes" not in str(explain(text, fast=True, lang="en"))
+
+
+def test_a_training_is_not_restarted_from_time_to_time():
+    text = "RAM usage continuously increases when I train the agent; after 8k iterations the OS kills the process."
+    assert "restart it from time to time" not in str(explain(text, fast=True, lang="en"))

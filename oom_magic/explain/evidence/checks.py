@@ -88,6 +88,11 @@ def check_for(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
         return Evidence("check_models_beside")
     if cause is Cause.WEIGHTS_TOO_BIG and "copies_of_model" in clues.run.told:
         return Evidence("check_copies")
+    may_train = clues.program is None or clues.program.program.trains
+    if cause is Cause.WEIGHTS_TOO_BIG and may_train and {"many_ranks", "crowds_one_device"} <= clues.run.told:
+        gathers = "gathers_outputs" in clues.run.told
+        tool = device_tool(backend, clues.accelerator)
+        return Evidence("check_one_device_gathers") if gathers else Evidence("check_one_device", {"tool": tool})
     if cause is Cause.OTHER_PROCESS:
         return Evidence("check_other_process", {"tool": device_tool(backend, clues.accelerator)})
     if cause is Cause.FRAGMENTATION:

@@ -6,6 +6,7 @@ sentence, it says what is true of any run. Numbers, frames and lines of code are
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from oom_magic.explain.evidence.causes import Evidence
@@ -82,6 +83,7 @@ RESTS_ON: Mapping[str, tuple[str, ...]] = {
     "told_fragmented": ("varies_in_length", "fragments"),
     "told_offload": ("offloads_to_host",),
     "one_device_holds_more": ("crowds_one_device",),
+    "one_device_gathers": ("crowds_one_device",),
     "ranks_load_to_one": ("resumes",),
     "checkpoint_kept": ("resumes",),
     "told_checkpoint_to_gpu": ("loads_checkpoint",),
@@ -92,11 +94,25 @@ RESTS_ON: Mapping[str, tuple[str, ...]] = {
 }
 
 
+# What a quote has to say besides the thing that it names: a computer's size and a library's import are no evidence.
+_HAS_TO_SAY: Mapping[str, re.Pattern[str]] = {
+    "told_ram_only": re.compile(
+        r"\bus(?:e|age|ing)|consum|tak(?:e|ing)|took|eat|fill|full|\br[au]n\b|\brunning|out\b|exceed|exhaust|crash|kill|limit"
+        r"|spike|grow|increas|high|\btoo\b|\ball\b|load|need|requir|enough|hold|memory error|leak|store|free|releas"
+        r"|[爆满占涨]|不[足够]|溢出|释放",
+        re.I,
+    ),
+    "told_host_library": re.compile(r"^(?!(?:import|from) )", re.I),
+}  # fmt: skip
+
+
 def grounded(items: Iterable[Evidence], quotes: Mapping[str, str]) -> Iterator[Evidence]:
     """The pieces of evidence, each with the words it rests on (``quote``); without such words it is left out."""
     for item in items:
         grounds = RESTS_ON.get(item.key)
         quote = next((quotes[key] for key in grounds or () if quotes.get(key)), "")
+        if quote and item.key in _HAS_TO_SAY and not _HAS_TO_SAY[item.key].search(quote):
+            continue
         if quote:
             yield Evidence(item.key, {**item.values, "quote": quote})
         elif grounds is None:

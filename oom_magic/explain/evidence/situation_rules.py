@@ -20,8 +20,7 @@ _BARE_FORMATS = (
     "told_device", "told_host", "told", "class_only", "short", "cuda_error_oom", "cuda_thc_pre0.4.1", "tensorflow",
     "jax", "paddle",
 )  # fmt: skip
-# Messages that say which memory ran out, so that neither their words nor those around them add anything.
-_TELLS_MEMORY = ("dataloader", "sigbus")
+_TELLS_MEMORY = ("dataloader", "sigbus")  # they say which memory ran out: no words around them add anything
 # A single request of this share is an operation's result: weights of a layer are smaller.
 _LARGE_REQUEST_SHARE = 0.05
 _LARGE_REQUEST_BYTES = GIB // 2
@@ -214,7 +213,7 @@ def _of_whole(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """The weights and the card that the text names; each rank that does not shard holds all weights."""
     told = clues.run.told
-    weights, card = clues.weights_bytes, _card(failure, clues)
+    named, card = clues.weights, _card(failure, clues)
     if clues.num_trained and card and clues.num_trained * _ADAM_BYTES > card and not _NOT_WHOLE & told:
         state: dict[str, int | str] = {
             "count": f"{clues.num_trained:,}",
@@ -224,17 +223,18 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
         yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("trained_fill_card", state))
     if "smaller_model_works" in told and not _trains(clues):
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("told_smaller_model"))
-    if weights is None or _NOT_WHOLE & told or clues.is_quantizing:
+    if named is None or _NOT_WHOLE & told or clues.is_quantizing:
         return  # quantizers keep one layer at a time on the device
+    weights = named.num_bytes
     if clues.ram_bytes is not None and clues.ram_bytes < weights and "loads" in told and not _is_of_device(failure):
-        values = {"weights_bytes": weights, "ram_bytes": clues.ram_bytes}
+        values = {**named.said, "ram_bytes": clues.ram_bytes}
         yield Support(Cause.HOST_RAM, 0.55, Evidence("weights_above_ram", values))
     if card is None:
         if weights >= _LARGE_WEIGHTS and not _trains(clues) and clues.program is None and not clues.inputs:
             weight = 0.5 if weights >= 2 * _LARGE_WEIGHTS else 0.32
-            yield Support(Cause.WEIGHTS_TOO_BIG, weight, Evidence("weights_named", {"weights_bytes": weights}))
+            yield Support(Cause.WEIGHTS_TOO_BIG, weight, Evidence("weights_named", named.said))
         return
-    values = {"weights_bytes": weights, "total_bytes": card}
+    values = {**named.said, "total_bytes": card}
     if card * _MOST_OF_A_CARD < weights < card * clues.num_cards * _MOST_OF_A_CARD:
         values["count"] = clues.num_cards
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.35, Evidence("weights_fill_one_card", values))
@@ -271,8 +271,9 @@ def _light_weights(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """Weights that are a small part of their card and yet could not be loaded: something else holds it."""
     stage = None if clues.program is None else clues.program.stage
     is_unknown = failure is None or failure.pytorch_bytes is None  # whose memory it is
-    if stage is not None and stage.key == "loading" and is_unknown and are_light(failure, clues):
-        values = {"weights_bytes": clues.weights_bytes or 0, "total_bytes": _card(failure, clues) or 0}
+    is_loading = stage is not None and stage.key == "loading"
+    if clues.weights is not None and is_loading and is_unknown and are_light(failure, clues):
+        values = {**clues.weights.said, "total_bytes": _card(failure, clues) or 0}
         yield from (Support(one, -0.7) for one in (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS))
         yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("weights_light", values))
 

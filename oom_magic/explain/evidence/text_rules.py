@@ -384,7 +384,8 @@ def _checkpoint(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.3)
     infers = clues.program is not None and not clues.program.program.trains
     if {"many_ranks", "crowds_one_device"} <= told and not infers:
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("one_device_holds_more"))
+        gathers = "gathers_outputs" in told
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence(f"one_device_{'gathers' if gathers else 'holds_more'}"))
         yield Support(Cause.OTHER_PROCESS, -0.5)
     elif "resumes" in told and ("many_ranks" in told or "shares_device" in told):
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("ranks_load_to_one"))

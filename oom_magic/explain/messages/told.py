@@ -124,6 +124,13 @@ _FORESEEN = re.compile(
     re.I | re.A,
 )
 _END_OF_STATEMENT = re.compile(r"\.(?!\d)|[!?;。！？；\n]")
+# The C library's word for its damaged records, whatever an author calls it.
+_HEAP_DAMAGED = re.compile(
+    r"(?:malloc|free|realloc|munmap_chunk|calloc)\(\): (?:invalid|unaligned|corrupt\w*|unsorted|mismatch\w*|double)"
+    r"|double free or corruption|corrupted (?:size vs|double-linked)|heap corruption",
+    re.I,
+)
+_CALLED_SO = re.compile(r"\b(?:malloc|memory|allocation) (?:errors?|issues?|problems?|fail\w*)", re.I)
 _LONGEST_STATEMENT = 120
 _MOST_STATEMENTS = 4
 
@@ -135,6 +142,8 @@ def says_only_killed(said: str) -> bool:
 
 def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
     """Failures that the text describes without quoting their message; offsets are in the cleaned text."""
+    if _HEAP_DAMAGED.search(cleaned, 0, _LONGEST_STORY):
+        cleaned = _CALLED_SO.sub(lambda match: " " * len(match.group()), cleaned)
     for kind in _TOLD_KINDS:
         match = kind.pattern.search(cleaned, 0, _LONGEST_STORY)
         if match is not None and not (_is_killed_for_device(kind, cleaned, match) or _is_asked(cleaned, match)):

@@ -22,6 +22,7 @@ _COPY_SUFFIXES = {
     "told_saving": "_saving",
     "told_without": "_saving",
     "one_device_holds_more": "_crowded",
+    "one_device_gathers": "_crowded",
     "ranks_load_to_one": "_crowded",
 }
 _STATE_SUFFIXES = {"optimizer_set_up": "_set_up", "checkpoint_kept": "_resumed"}

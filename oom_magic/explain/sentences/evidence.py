@@ -147,8 +147,16 @@ EVIDENCE: Sentences = {
     "checkpoint_to_gpu": "torch.load() puts a checkpoint back on the GPU from which it was saved.",
     "told_checkpoint_to_gpu": "Without map_location, torch.load() puts a checkpoint on the GPU that it was saved from.",
     "one_device_holds_more": (
-        "nn.DataParallel gathers all outputs on one GPU, and processes of a job that do not choose their device"
-        " put a context and what they load there."
+        "Processes of a job that do not choose their device put a context and what they load on the first GPU."
+    ),
+    "one_device_gathers": "nn.DataParallel gathers all outputs on one GPU.",
+    "check_one_device": (
+        "See which processes {tool} lists for each device: one that is listed for two of them put something on a device"
+        " that is not its own."
+    ),
+    "check_one_device_gathers": (
+        "Try nn.parallel.DistributedDataParallel, one process for each device: none of them then gathers the others'"
+        " outputs."
     ),
     "ranks_load_to_one": (
         "torch.load() puts a checkpoint back where it was saved, for every process, unless map_location says otherwise."
@@ -197,21 +205,24 @@ EVIDENCE: Sentences = {
     ),
     "dense_pairs": "An entry for every pair (a dense matrix) grows with the square of the number of nodes or samples.",
     "weights_above_ram": (
-        "The model in the text takes {weights_bytes} for its weights; the computer has {ram_bytes} of RAM to load it"
-        " into."
+        "“{model}” in the text is read as {billions} billion parameters: {weights_bytes} with {bits} bits each; the"
+        " computer has {ram_bytes} of RAM to load them into."
     ),
     "told_full_at_any_size": "A program that reserves its share at the start fills the device at any batch size.",
     "told_no_grad": "Without torch.no_grad(), inference keeps what a backward pass would need.",
     "told_embeddings": "A table of embeddings is part of the weights, and Adam takes three more copies of it.",
     "told_generation": "A server that generates beside the training reserves its share of a device when it starts.",
     "weights_fill_one_card": (
-        "The model in the text takes {weights_bytes} for its weights: more than one card of {total_bytes} has room for,"
-        " less than {count}."
+        "“{model}” in the text is read as {billions} billion parameters: {weights_bytes} with {bits} bits each, more"
+        " than one card of {total_bytes} has room for, less than {count}."
     ),
-    "weights_fill_card": ("The model in the text takes {weights_bytes} for its weights; the card has {total_bytes}."),
+    "weights_fill_card": (
+        "“{model}” in the text is read as {billions} billion parameters: {weights_bytes} with {bits} bits each; the card"
+        " has {total_bytes}."
+    ),
     "weights_light": (
-        "The model in the text takes {weights_bytes} for its weights, a small part of {total_bytes}: something else"
-        " held the device, or it is not the one that was meant."
+        "“{model}” in the text is read as {billions} billion parameters: {weights_bytes} with {bits} bits each, a small"
+        " part of {total_bytes}: something else held the device, or it is not the one that was meant."
     ),
     "trained_fill_card": (
         "{count} parameters are trained: with gradients and Adam's state, all in 32 bits, they take {state_bytes}; the"
@@ -268,7 +279,10 @@ EVIDENCE: Sentences = {
         "The device has only {total_bytes}: weights and its driver's context leave little of that for anything else."
     ),
     "weights_logged": "The log says that the weights take {weights_bytes} of the {total_bytes}.",
-    "weights_named": "The model in the text has about {weights_bytes} of weights: most cards do not hold more.",
+    "weights_named": (
+        "“{model}” in the text is read as {billions} billion parameters: {weights_bytes} with {bits} bits each, more"
+        " than most cards hold beside what is computed."
+    ),
     "told_between_epochs": (
         "A step fits, then; an evaluation, samples or saving between epochs take memory of their own."
     ),

@@ -20,8 +20,8 @@ MEANINGS: Sentences = {
         "PyTorch 0.4.0 or older (or Torch for Lua) ran out of device memory; it prints no sizes."
     ),
     "meaning_cuda_error_oom": (
-        "The driver found no free memory. PyTorch's own allocator prints sizes since 0.4.1, so the call may have"
-        " come from outside it."
+        "The driver found no free memory. Where PyTorch's own allocator fails, it prints sizes, except in old versions:"
+        " elsewhere the request came from outside it."
     ),
     "meaning_cuda_driver_error": (
         "The driver could not map memory, as expandable_segments requires; under WSL that fails early."

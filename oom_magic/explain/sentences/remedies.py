@@ -296,8 +296,7 @@ REMEDIES: Sentences = {
     ),
     "remedy_smaller_buffer": "Make the replay buffer smaller (fewer steps, pictures as uint8), or keep it in RAM.",
     "remedy_smaller_array": (
-        "Make this one array smaller: fewer entries (a shorter buffer, a part of the data), smaller images, a"
-        " narrower dtype."
+        "Make this one array smaller (fewer entries at once, or a narrower dtype): its size is that of the request."
     ),
     "remedy_fewer_bins": (
         "Shallower trees or fewer bins (depth, border_count; max_depth, max_bin): the histograms grow with features,"

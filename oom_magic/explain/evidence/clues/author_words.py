@@ -200,7 +200,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     "frees_at_end": said_as(  # the action that released memory shows what held it
         r"\b(?:restart|stop|clos|shut)\w*\b[^.\n]{0,60}\b(?:kernel|notebook|container|docker|program|app|server|session)\b"
         r"[^.\n]{0,40}\b(?:clear|free|releas)\w*",
-        r"\b(?:resum|restart)\w*\b[^.\n]{0,80}\b(?:back to normal|normal again|drops?|goes down|low again)\b",
+        r"\b(?:resum|restart)\w*\b[^.\n]{0,80}\b(?:back to normal|normal again|drops?(?! (?:the|my)\b)|goes down|low again)\b",
     ),
     "keeps_graph": said_as(
         r"\b(?:non-?|un)detached", r"without (?:\w+ )?`?\.?item\b",
@@ -291,7 +291,7 @@ _NEGATION = re.compile(r"\b(did|does|do|ca|wo|is|was|are|were|could|would|should
 _TRAINS_NOW = re.compile(r"\btrain(?:ing|s|er)?\b|fine[- ]?tun|\bepochs?\b|\.backward\(|微调|训练", re.I)
 _HAN = re.compile(r"[\u4e00-\u9fff]")
 _ADVICE = re.compile(  # with Chinese between the words
-    r"(?:是否有?|如果|检查(?!点)|防止|避免|whether|check|if there (?:is|are)(?: any)?|against)[\s\w*]{0,12}$"
+    r"(?:\bno-|是否有?|如果|检查(?!点)|防止|避免|whether|check|if there (?:is|are)(?: any)?|against)[\s\w*]{0,12}$"
     r"|\b(?:prevent\w*|avoid\w*)[\s\w*]{0,22}$|\b(?:no|not|n't|without)\s(?:a |any |the |be |have )?$",
     re.I,
 )
@@ -325,7 +325,21 @@ _OF_WHAT_HELPS = {
     "smaller_batch_helps", "smaller_input_works", "smaller_share_helps", "higher_limit_helps", "offload_helps",
     "page_file", "unpinning_helps",
 }  # fmt: skip
-_EXPECTED = re.compile(r"\b(?:might|may|should|would|could) (?:\w+ )?(?:help|solve|fix|resolve|work|be)\b", re.I)
+_EXPECTED = re.compile(
+    r"\b(?:might|may|should|would|could) (?:\w+ )?(?:help|solve|fix|resolve|work|be)\b"
+    r"|\b(?:cannot|useless|in vain|not(?! a problem))\b|n't\b|无法|不能|没有?用|不行|还是|仍", re.I,
+)  # fmt: skip
+# Whose run has not shown it yet.
+_THOUGHT = re.compile(
+    r"\b(?:think|thought|believe|expect|assume|suppose|hope|imagine|guess|so that it|have to|in order to)\b[^.!?\n]{0,80}$",
+    re.I,
+)
+# What was looked for and not found, and what would only be done if it had to be.
+_NOT_SO = re.compile(
+    r"(?:n't|\bnot|\bnever|\bunable to)\b[^.!?\n]{0,24}\b(?:find|found|see|seen)\b"
+    r"(?:(?!\b(?:why|reason|cause|what|where|how)\b)[^.!?\n]){0,60}$"
+    r"|\bif (?:necessary|needed|required|possible)\b[^.!?\n]{0,40}$", re.I,
+)  # fmt: skip
 _READ_SOMEWHERE = re.compile(
     r"\b(?:internet|google\w*|online|stack ?overflow|forums?|read that|it seems that|people say)\b", re.I
 )
@@ -432,7 +446,10 @@ def _told(pattern: re.Pattern[str], text: str, key: str = "") -> re.Match[str] |
             continue
         if key == "loads" and _AND_GOES_ON.match(text, match.end()):
             continue
-        if key in _OF_WHAT_HELPS and (_EXPECTED.search(match.group()) or _READ_SOMEWHERE.search(text, sentence, start)):
+        if _NOT_SO.search(text, max(sentence, start - 120), start):
+            continue
+        is_thought = _READ_SOMEWHERE.search(text, sentence, start) or _THOUGHT.search(text, sentence, start)
+        if key in _OF_WHAT_HELPS and (is_thought or _EXPECTED.search(match.group())):
             continue
         if key in _OF_WHAT_FAILED and _is_not_seen(text, sentence, start, match.end()):
             continue

@@ -208,21 +208,43 @@ def _number(digits: str) -> float:
     return float(plain) if plain.count(".") <= 1 and plain.strip(".") else 0.0
 
 
-def weights_bytes(text: str, *, is_quantizing: bool = False) -> int | None:
-    """Bytes of the largest model that the text names by its parameters ("7B", "8x7B"); None: it names none.
+_ARTICLE = re.compile(r"^(?:the|an?|this|of|with|for|on|in) ", re.I)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The largest model that a text names: bytes of its weights, its billions of parameters, the words that name it,
+    and the bits of each weight that were counted."""
+
+    num_bytes: int
+    billions: float
+    words: str
+    bits: float
+
+    @property
+    def said(self) -> dict[str, int | str]:
+        """What was read and how it counts, for a sentence of evidence."""
+        count: dict[str, int | str] = {"model": self.words, "billions": f"{self.billions:g}", "bits": f"{self.bits:g}"}
+        return {**count, "weights_bytes": self.num_bytes}
+
+
+def weights_in(text: str, *, is_quantizing: bool = False) -> Weights | None:
+    """The largest model that the text names by its parameters ("7B", "8x7B") or a known name; None: it names none.
 
     In the precision named with it; in half precision if none is, or where it is only being quantized to that.
     """
-    sizes = [float(match.group(1)) for match in _PARAMETERS.finditer(text)]
-    sizes += [0.83 * int(match.group(1)) * int(match.group(2)) for match in _MIXTURE.finditer(text)]
-    sizes = [size for size in sizes if 0.5 <= size <= 700] or [n for pattern, n in _NAMED if pattern.search(text)]
+    sizes = [(float(match.group(1)), match) for match in _PARAMETERS.finditer(text)]
+    sizes += [(0.83 * int(match.group(1)) * int(match.group(2)), match) for match in _MIXTURE.finditer(text)]
+    sizes = [one for one in sizes if 0.5 <= one[0] <= 700]
+    sizes = sizes or [(size, match) for pattern, size in _NAMED if (match := pattern.search(text))]
     if not sizes:
         return None
+    billions, match = max(sizes, key=lambda one: one[0])
     text = _BITS_OF_CACHE.sub("", text)
     told = _BITS_PER_WEIGHT.search(text)
     known = next((bits for pattern, bits in _BITS if pattern.search(text)), _BITS_OF_HALF)
     bits = _BITS_OF_HALF if is_quantizing else known if told is None else float(told.group(1) or told.group(2))
-    return round(max(sizes) * 1e9 * bits / 8)
+    return Weights(round(billions * 1e9 * bits / 8), billions, _ARTICLE.sub("", match.group()).strip(" -_:"), bits)
 
 
 _TRAINED = re.compile(r"\btrainable param(?:eter)?s?\W{1,4}(\d[\d,]{0,16})(?![\d.]*[ ]?[MBKmbk%])", re.I)

@@ -17,6 +17,7 @@ _LOOKS_FOR_A_WAY_OUT = re.compile(
     r"|\bsolutions?\b|how to (?:fix|solve|avoid)|\bworkarounds?\b|\brecommend\w*",
     re.I,
 )
+_QUESTION = re.compile(r"[^.!?\n。！？]{0,400}[?？]")
 _LEAST_NAMED = 2  # of causes and fixes: who names one asks about it
 _NOT_CLAIMED = words(TIP, r"If reserved[^\n]{0,160}")
 _CAUSES = (
@@ -82,7 +83,9 @@ def story_in(text: str) -> Story:
     """The story in a cleaned text; empty if the text is not about a fix."""
     if not _LOOKS_FOR_A_WAY_OUT.search(text):
         return Story()
-    said = _NOT_CLAIMED.sub("", text)
+    said = _QUESTION.sub("", _NOT_CLAIMED.sub("", text))
+    if not _LOOKS_FOR_A_WAY_OUT.search(said):  # it asks for one
+        return Story()
     causes = tuple(cause for cause, pattern in _CAUSES if pattern.search(said))
     proposals = tuple(key for key, pattern in _PROPOSALS if pattern.search(said))
     return Story(causes, proposals) if len(causes) + len(proposals) >= _LEAST_NAMED else Story()

@@ -14,13 +14,14 @@ from oom_magic.explain.evidence.clues.environment import (
 )
 from oom_magic.explain.evidence.clues.magnitudes import (
     Magnitude,
+    Weights,
     array_bytes,
     card_bytes,
     large_inputs,
     num_cards,
     num_trained,
     ram_bytes,
-    weights_bytes,
+    weights_in,
 )
 from oom_magic.explain.evidence.clues.pasted_code import CodeFault, faults_in
 from oom_magic.explain.evidence.clues.programs import ProgramUse, find_program
@@ -214,7 +215,7 @@ class Clues:
     ``run`` what is told of the run, ``program`` the inference server, pipeline or runtime that failed (None:
     training, or not told). ``trace`` holds the traceback's lines, ``tip`` names the tip of PyTorch's
     against fragmentation that is quoted (see ``tip_in``).
-    ``card_bytes`` is the GPU's memory where the author names it ("RTX 3060 12GB"), ``weights_bytes`` the model's,
+    ``card_bytes`` is the GPU's memory where the author names it ("RTX 3060 12GB"), ``weights`` the model's,
     ``ram_bytes`` the computer's, ``array_bytes`` the largest array that pasted code creates, ``inputs`` what is large.
     ``num_trained`` is a log's count of trained parameters. ``has_prose``: somebody wrote more than a message.
     ``trains_few``: an adapter is trained; ``is_tiny``: one small
@@ -241,7 +242,7 @@ class Clues:
     accelerator: str | None = None
     ram_bytes: int | None = None
     inputs: tuple[Magnitude, ...] = ()
-    weights_bytes: int | None = None
+    weights: Weights | None = None
     num_trained: int | None = None
     num_cards: int = 1
     trains_few: bool = False
@@ -251,6 +252,11 @@ class Clues:
     full_devices: str = ""
     story: Story = _NO_STORY
     shown: frozenset[str] = frozenset()
+
+    @property
+    def weights_bytes(self) -> int | None:
+        """Bytes of the weights of the model that the author names."""
+        return None if self.weights is None else self.weights.num_bytes
 
     @property
     def is_quantizing(self) -> bool:
@@ -296,7 +302,7 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         accelerator=accelerator,
         ram_bytes=ram_bytes(head),
         inputs=large_inputs(head),
-        weights_bytes=weights_bytes(head, is_quantizing=program is not None and program.program.key == "quantizing"),
+        weights=weights_in(head, is_quantizing=program is not None and program.program.key == "quantizing"),
         num_trained=num_trained(head),
         num_cards=num_cards(head),
         trains_few=bool(_FEW_PARAMETERS.search(head)),

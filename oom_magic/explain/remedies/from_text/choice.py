@@ -65,6 +65,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "told_between_epochs": ("rarer_work",),
     "optimizer_set_up": ("zero_offload", "fsdp_any", "lora"),
     "one_device_holds_more": ("own_device",),
+    "one_device_gathers": ("own_device",),
     "ranks_load_to_one": ("map_location_cpu",),
     "checkpoint_to_gpu": ("map_location_cpu", "half_weights"),
     "told_checkpoint_to_gpu": ("map_location_cpu",),
@@ -162,6 +163,7 @@ _BEFORE_SEGMENTS = ("cuda_reserved_1.4-2.0",)  # messages of versions that have 
 _SIZE_IS_WRONG = {"request_absurd", "request_overflowed", "request_above_any_device"}
 _NO_OTHERS = ("free_above_request", "mps_refused_all")  # there was room, whoever uses the device
 _OF_PLACE = {"code_copies_weights", "told_idle_devices", "weights_fill_one_card"}  # what lies where it need not
+_OF_RANKS = ("one_device_holds_more", "one_device_gathers", "ranks_load_to_one")
 _OF_COPIES = {"told_saving", "told_merging", "told_without"}
 _LARGE_INPUT = {"input_named", "larger_input_fails"}
 _LARGE_AT_ONCE = _LARGE_INPUT | {"large_request"}
@@ -300,7 +302,7 @@ def _of_run(diagnosis: Diagnosis, keys: set[str], is_device: bool) -> tuple[str,
         diagnosis.phase == "saving" or _OF_COPIES & keys or "merges" in diagnosis.told
     ):
         return ("merge_on_host",) if "merges" in diagnosis.told else ("state_on_host",)
-    if of_ranks := [one for one in ("one_device_holds_more", "ranks_load_to_one") if one in keys]:
+    if of_ranks := [one for one in _OF_RANKS if one in keys]:
         return _BY_EVIDENCE[of_ranks[0]]
     if is_device and not trains(diagnosis):
         if cause in (Cause.ACTIVATIONS, Cause.UNKNOWN) and keys & _OF_ANY_RUN:
