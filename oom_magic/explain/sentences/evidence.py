@@ -217,8 +217,8 @@ EVIDENCE: Sentences = {
         " than one card of {total_bytes} has room for, less than {count}."
     ),
     "weights_fill_card": (
-        "“{model}” in the text is read as {billions} billion parameters: {weights_bytes} with {bits} bits each; the card"
-        " has {total_bytes}."
+        "“{model}” in the text is read as {billions} billion parameters: {weights_bytes} with {bits} bits each; the"
+        " card has {total_bytes}."
     ),
     "weights_light": (
         "“{model}” in the text is read as {billions} billion parameters: {weights_bytes} with {bits} bits each, a small"

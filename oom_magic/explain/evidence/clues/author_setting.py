@@ -341,7 +341,9 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|总是在?(?:第一|0号?)[块张个]?(?:显?卡|gpu)",
     ),
     "gives_split": said_as(r"(?:gpu|tensor)[-_]split\b\W{1,4}\d"),
-    "gathers_outputs": said_as(r"(?<!distributed)(?<!distributed[-_ .])\bdata[-_ ]?parallel\b(?! ?(?:rank|size|group))"),
+    "gathers_outputs": said_as(
+        r"(?<!distributed)(?<!distributed[-_ .])\bdata[-_ ]?parallel\b(?! ?(?:rank|size|group))",
+    ),
     "crowds_one_device": said_as(
         # nvidia-smi lists a process on two devices
         r"(?m:^)(?P<device>\d{1,2})\s+(?:N/A\s+N/A\s+)?(?P<pid>\d{2,7})\s+[CG+]{1,3}\s[^\n]*\n(?:[^\n]*\n){0,24}?"

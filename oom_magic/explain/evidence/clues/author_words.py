@@ -200,7 +200,8 @@ TOLD: dict[str, re.Pattern[str]] = {
     "frees_at_end": said_as(  # the action that released memory shows what held it
         r"\b(?:restart|stop|clos|shut)\w*\b[^.\n]{0,60}\b(?:kernel|notebook|container|docker|program|app|server|session)\b"
         r"[^.\n]{0,40}\b(?:clear|free|releas)\w*",
-        r"\b(?:resum|restart)\w*\b[^.\n]{0,80}\b(?:back to normal|normal again|drops?(?! (?:the|my)\b)|goes down|low again)\b",
+        r"\b(?:resum|restart)\w*\b[^.\n]{0,80}"
+        r"\b(?:back to normal|normal again|drops?(?! (?:the|my)\b)|goes down|low again)\b",
     ),
     "keeps_graph": said_as(
         r"\b(?:non-?|un)detached", r"without (?:\w+ )?`?\.?item\b",
@@ -331,7 +332,8 @@ _EXPECTED = re.compile(
 )  # fmt: skip
 # Whose run has not shown it yet.
 _THOUGHT = re.compile(
-    r"\b(?:think|thought|believe|expect|assume|suppose|hope|imagine|guess|so that it|have to|in order to)\b[^.!?\n]{0,80}$",
+    r"\b(?:think|thought|believe|expect|assume|suppose|hope|imagine|guess|so that it|have to|in order to)\b"
+    r"[^.!?\n]{0,80}$",
     re.I,
 )
 # What was looked for and not found, and what would only be done if it had to be.

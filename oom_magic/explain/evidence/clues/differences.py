@@ -56,7 +56,8 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"can only fit \d{1,6} (?:examples|samples|images)", r"max(?:imum)? batch[ _-]?size[^.\n]{0,30}\d",
         r"batch[ _-]?size?[^\n]{0,40}(?:太大|过大)",
         r"减[小少](?:了)?\s?batch[ _-]?size?.{0,16}(?:可以|解决|就好|正常)",
-        r"(?:batch[ _-]?size|批(?:次|量)?(?:大小)?)[^\n，。]{0,6}[调改设减](?:小|少|到|成)[^\n。]{0,12}(?:即可|就好|就行|就可以|解决|正常)",
+        r"(?:batch[ _-]?size|批(?:次|量)?(?:大小)?)[^\n，。]{0,6}[调改设减](?:小|少|到|成)[^\n。]{0,12}"
+        r"(?:即可|就好|就行|就可以|解决|正常)",
     ),
     "larger_batch_fails": said_as(
         r"(?:enlarg|increas|rais|extend)\w*\s(?:the\s)?(?:context|sequence|max\w*|prompt|input)[ _-]?(?:length|size"
