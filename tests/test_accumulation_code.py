@@ -413,3 +413,23 @@ def test_a_loop_that_makes_its_batches_makes_as_many_steps():
     assert code.count("for _ in range(accumulation):") == 1 and len(losses) == 9
     whole = [tuple(map(torch.cat, zip(*data, strict=True)))]
     assert torch.allclose(weight, trained(LOOP, whole * 3)[0], atol=1e-6)
+
+
+def test_an_accelerator_of_an_earlier_cell_accumulates_more_batches():
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    tree = ast.parse("for images in loader:\n    with accelerator.accumulate(net):\n        net(images)\n")
+    names = {"accelerator": accelerator, "batch": 6}
+    rehearsal = CellRehearsal(exec, tree, names)
+    rehearsal.parameters["batch"], rehearsal.accumulation = find_size_parameters(tree, names, "batch", 6)[0], 2
+    code = rehearsal.own_code("smaller_batch", {**VALUES, "accumulation": 6})
+    assert code == "batch = 2\naccelerator.gradient_accumulation_steps = 6"
+    assert accelerator.gradient_accumulation_steps == 2
+
+
+def test_where_nothing_sets_how_many_batches_are_accumulated_it_is_said():
+    tree = ast.parse("fit(net, loader)")
+    rehearsal = CellRehearsal(exec, tree, {"batch": 6})
+    rehearsal.parameters["batch"], rehearsal.accumulation = find_size_parameters(tree, {"batch": 6}, "batch", 6)[0], 2
+    code = rehearsal.own_code("smaller_batch", {**VALUES, "accumulation": 6})
+    assert code.startswith("batch = 2\n") and "every 6 batches" in code

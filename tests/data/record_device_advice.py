@@ -87,9 +87,9 @@ def run_again(cells: Sequence[str], limit: int) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "__main__"}
 
     def run(code: str) -> str | None:
-        if code.startswith(WRITTEN):
-            first, _, text = code.partition("\n")
-            Path(first.split()[1]).write_text(text, "utf-8")
+        file, code = file_and_code(code)
+        if file:
+            Path(file.split()[1]).write_text(code, "utf-8")
             return None
         try:
             exec(compile(code, "<cell>", "exec"), names)
@@ -154,6 +154,12 @@ def explained(name: str) -> dict[str, Any]:
     return found
 
 
+def file_and_code(cell: str) -> tuple[str, str]:
+    """The line of a cell that makes it a file, "" where it is none, and the rest."""
+    first, end, code = cell.partition("\n")
+    return (first + end, code) if cell.startswith(WRITTEN) else ("", cell)
+
+
 def described(cells: Sequence[str], remedy: Any) -> dict[str, Any]:
     """A remedy: what it promises, and the notebook's cells with its code."""
     from pasting import pasted
@@ -177,9 +183,9 @@ def described(cells: Sequence[str], remedy: Any) -> dict[str, Any]:
     ):
         lines = [line for line in remedy.code.splitlines() if not line.startswith("%")]
         try:
-            code = [one for one in cells if not one.startswith(WRITTEN)]
-            changed = iter(pasted(code, "\n".join(lines)))
-            found["cells"] = [one if one.startswith(WRITTEN) else next(changed) for one in cells]
+            parts = [file_and_code(one) for one in cells]
+            changed = pasted([code for _, code in parts], "\n".join(lines))
+            found["cells"] = [first + code for (first, _), code in zip(parts, changed, strict=True)]
         except Exception as error:
             found["not_pasted"] = repr(error)
     return found
@@ -189,10 +195,8 @@ def in_the_same_kernel(shell: Any, cells: Sequence[str], remedy: dict[str, Any])
     """What happens where the user releases what the failed run holds and runs the changed cells again."""
     import ast
 
-    def is_as_it_was(cell: str, before: str) -> bool:
-        return cell == before or cell == ast.unparse(ast.parse(before))
-
-    first = next(at for at, one in enumerate(remedy["cells"]) if not is_as_it_was(one, cells[at]))
+    whole = [ast.unparse(ast.parse(file_and_code(one)[1])) for one in cells]
+    first = next(at for at, one in enumerate(remedy["cells"]) if file_and_code(one)[1] != whole[at])
     lines = remedy["code"].splitlines()
     release = lines[: next((at + 1 for at, one in enumerate(lines) if one.startswith("%")), 0)] or ["%oom_free"]
 

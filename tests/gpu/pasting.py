@@ -43,16 +43,21 @@ def pasted(cells: list[str], code: str) -> list[str]:
     if pairs and all(_exchanged(trees, first, last, new) for new, first, last in pairs):
         return [ast.unparse(ast.fix_missing_locations(tree)) for tree in trees]
     added: list[ast.stmt] = []
-    for statement in ast.parse(code).body:
+    statements = ast.parse(code).body
+    for statement, following in zip(statements, [*statements[1:], None], strict=True):
         place = next(_places(trees, statement), None)
-        if place is None:
-            added.append(statement)
-        else:
+        before = None if place or not isinstance(following, ast.For) else next(_places(trees, following), None)
+        if place is not None:
             body, at = place
             body[at] = statement
+        elif before is not None and isinstance(statement, ast.Assign):
+            body, at = before
+            body.insert(at, statement)  # what the loop counts with
+        elif not _exchanged_whole(trees, statement):
+            added.append(statement)
     work = trees[-1].body
     for statement in added:
-        used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)} - _own(statement)
         at = max((at + 1 for at, one in enumerate(work) if used & _made(one)), default=0)
         work.insert(at, statement)
     return [ast.unparse(ast.fix_missing_locations(tree)) for tree in trees]
@@ -95,6 +100,24 @@ def _made(statement: ast.stmt) -> set[str]:
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     nodes = (node for target in targets for node in ast.walk(target))
     return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def _own(statement: ast.stmt) -> set[str]:
+    """The names that a function binds in itself."""
+    nodes = ast.walk(statement) if isinstance(statement, ast.FunctionDef) else ()
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def _exchanged_whole(trees: list[ast.Module], new: ast.stmt) -> bool:
+    """Put a ``with`` in place of the statements that it has in it; whether they are there."""
+    inside = [ast.unparse(one) for one in new.body] if isinstance(new, ast.With) else []
+    for body in (getattr(node, "body", None) for tree in reversed(trees) for node in ast.walk(tree)):
+        texts = [ast.unparse(one) for one in body] if isinstance(body, list) and inside else []
+        for at in range(len(texts) - len(inside) + 1):
+            if texts and texts[at : at + len(inside)] == inside:
+                body[at : at + len(inside)] = [new]
+                return True
+    return False
 
 
 def _places(trees: list[ast.Module], new: ast.stmt) -> Iterator[tuple[list[ast.stmt], int]]:

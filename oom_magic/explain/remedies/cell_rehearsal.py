@@ -25,7 +25,7 @@ from oom_magic.explain.remedies.own_code.other_cells import (
 )
 from oom_magic.explain.remedies.own_code.placement import layers_moved, own_placement
 from oom_magic.explain.remedies.own_code.rows import leading_rows
-from oom_magic.explain.remedies.own_code.writing import CodeWriter, chains_in, own_code
+from oom_magic.explain.remedies.own_code.writing import CodeWriter, accumulated_in_words, chains_in, own_code
 from oom_magic.explain.remedies.rehearsal import (
     STEPS,
     UNLIMITED,
@@ -360,15 +360,16 @@ class CellRehearsal:
             return ""
         if parameter.rows:
             return self._writer.in_parts(parameter.rows, values["after"], values["accumulation"])
-        overridden = {parameter: values["after"]}
+        overridden, more = {parameter: values["after"]}, ""
         if key == "smaller_batch" and self.accumulation > 1:
             accumulation = find_accumulation(self._tree, self._names, self.accumulation)
             overridden |= {} if accumulation is None else {accumulation: values["accumulation"]}
+            more = accumulated_in_words(values["accumulation"]) if accumulation is None else ""
         evaluation = self.parameters.get("evaluation")
         if "evaluation_after" in values and evaluation is not None:
             overridden[evaluation] = values["evaluation_after"]
         number = values["accumulation"] if key == "smaller_batch" and self.accumulation == 1 else 1
-        return self._writer.with_sizes(overridden, number)
+        return "\n".join(filter(None, (self._writer.with_sizes(overridden, number), more)))
 
     def own_arguments(self, code: str, /) -> str:
         """The TrainingArguments of the cell, or of an earlier one."""

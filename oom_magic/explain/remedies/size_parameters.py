@@ -185,6 +185,7 @@ def _shapes(tree: ast.Module, what: str, value: int) -> Iterator[SizeParameter]:
 def find_accumulation(tree: ast.Module, names: Mapping[str, Any], value: int) -> SizeParameter | None:
     """The parameter for batches per step: by its name, or as the number that the loop divides by."""
     named = [one for one in find_size_parameters(tree, names, "accumulation", value) if one.is_named]
+    named += _of_accelerators(names, value)
     if named:
         return named[0]
     divisions = [node for node in ast.walk(tree) if isinstance(node, ast.BinOp)]
@@ -194,6 +195,24 @@ def find_accumulation(tree: ast.Module, names: Mapping[str, Any], value: int) ->
     if literals and str(value) in moduli:
         return SizeParameter(str(value), False, _override_literals(literals))
     return next((one for one in _variables(tree, names, re.compile(""), value) if one.label in moduli), None)
+
+
+def _of_accelerators(names: Mapping[str, Any], value: int) -> Iterator[SizeParameter]:
+    """Those of ``Accelerator``s that earlier cells made."""
+    setting = "gradient_accumulation_steps"
+    for name, one in list(names.items()):
+        if type(one).__module__ == "accelerate.accelerator" and getattr(one, setting, None) == value:
+            yield SizeParameter(setting, True, partial(_set_for_a_while, one, setting), f"{name}.{setting}")
+
+
+@contextmanager
+def _set_for_a_while(holder: Any, name: str, _tree: ast.Module, _names: dict[str, Any], value: int) -> Iterator[None]:
+    before = getattr(holder, name)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, before)
 
 
 def _override_literals(constants: list[ast.Constant]) -> Override:

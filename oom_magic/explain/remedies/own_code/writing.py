@@ -144,7 +144,12 @@ class CodeWriter:
             if tree is not None:
                 is_notebooks = is_cell(one.file) and getattr(self._names.get(name), "__name__", "") == name
                 return "\n".join(shown(tree, ())) if is_notebooks else loop_of(tree)
-        return f"# step the optimizer every {accumulation} batches and divide each loss by that number"
+        return accumulated_in_words(accumulation)
+
+
+def accumulated_in_words(number: int) -> str:
+    """What to do where no loop is known in which it could be written."""
+    return f"# step the optimizer every {number} batches and divide each loss by that number"
 
 
 def _instead_of(before: Sequence[str], tree: ast.Module) -> Iterator[str]:
