@@ -329,3 +329,37 @@ def test_a_question_for_a_fix_proposes_none():
 def test_a_training_is_not_restarted_from_time_to_time():
     text = "RAM usage continuously increases when I train the agent; after 8k iterations the OS kills the process."
     assert "restart it from time to time" not in str(explain(text, fast=True, lang="en"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "not_said"),
+    [
+        (
+            "Running Stable Diffusion in FastAPI: after several calls the memory of the GPU becomes full, it is not"
+            " released.\n```py\nfrom diffusers import StableDiffusionPipeline\npipe = StableDiffusionPipeline."
+            "from_pretrained(path)\npipe = pipe.to('cuda')\n```",
+            "newer version",
+            "while it loaded weights",
+        ),
+        (
+            "INFO:tensorflow:Error recorded from training_loop: Compilation failure: Ran out of memory in memory space"
+            " hbm. Used 8.83G of 8.00G hbm.",
+            "XLA found that the compiled program",
+            "JAX",
+        ),
+        (
+            "slurmstepd: error: Job 4 exceeded memory limit (10889240 > 4194304), being killed\nslurmstepd: error: Exceeded"
+            " job memory limit\n#SBATCH --mem=16G",
+            "--mem=MORE",
+            "now 16",
+        ),
+        ("With shorter sequences and no GPU, I get no OOM. With the GPU (4GB VRAM) tensorflow throws an OOM-Exception",
+         "OOM", "get no OOM …"),
+        ("I trained on the scene and the number of 3d gaussian starts to increase: CUDA out of memory", "Fewer Gaussians",
+         "shorter or smaller inputs"),
+    ],
+)  # fmt: skip
+def test_what_is_mentioned_is_not_taken_for_what_failed(text, said, not_said):
+    answer = " ".join(str(explain(text, fast=True, lang="en")).split())
+    assert said in answer
+    assert not_said not in answer

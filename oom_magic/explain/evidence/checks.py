@@ -179,7 +179,8 @@ def _check_of_work(cause: Cause, failure: Failure | None, clues: Clues) -> Evide
 def _is_of_jax(failure: Failure | None, clues: Clues) -> bool:
     """Whether JAX's own allocator holds the device's memory."""
     runtime = "" if clues.program is None else clues.program.program.key
-    return runtime == "jax" and (failure is None or failure.backend not in ("cpu", "tpu"))
+    is_elsewhere = clues.accelerator == "tpu" or (failure is not None and failure.backend in ("cpu", "tpu"))
+    return runtime == "jax" and not is_elsewhere
 
 
 def _tried(told: frozenset[str], serves: bool, clues: Clues) -> tuple[bool, bool]:

@@ -6,6 +6,7 @@ Where a text says little, similar public reports tell how often each cause was t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -50,6 +51,7 @@ _WEIGHTS = {Confidence.CERTAIN: 0.97, Confidence.LIKELY: 0.7, Confidence.POSSIBL
 # cause).
 _WHO_ASKED = 0.25
 _GROWTH_OF_RAM = {"memory_grows", "code_sums_tensors"}
+_OF_XLA_ON_TPU = re.compile(r"\bhbm\b", re.I)
 _LIBRARIES_ASK = ("third_party_cuda_oom", "cuda_driver_call")
 _MOST_POSSIBLE = 4
 # Below this degree, similar public reports are consulted; they alone never make a cause likely.
@@ -390,6 +392,8 @@ def meaning_of(failure: Failure, program: Program | None) -> Evidence:
     """What a message without numbers means, by its format and the program that printed it."""
     if failure.format == "told_host" and says_only_killed(failure.text):
         return Evidence("meaning_told_killed")
+    if failure.format == "jax" and _OF_XLA_ON_TPU.search(failure.text):
+        return Evidence("meaning_xla_hbm")
     is_torch = is_pytorchs(failure) and (program is None or program.is_torch)
     is_elsewhere = failure.format == "cuda_error_oom" and not is_torch
     return Evidence(f"meaning_{failure.format}{'_elsewhere' if is_elsewhere else ''}")

@@ -116,6 +116,10 @@ _CARD_SHOULD_DO = re.compile(  # what runs out is compared with the card
     re.I | re.A,
 )
 _IN_LISTS = re.compile(r"\(GPU\?\)")  # of an environment (transformers-cli env)
+_DENIED = re.compile(
+    r"\b(?:no|without(?: any| an)?|never|(?:n't|not) (?:get|have|see|run)(?: any| an| into)?)\s(?:more )?(?:oom|out)\b",
+    re.I | re.A,
+)
 _A_QUESTION = re.compile(
     r"是因为|是不是|是否|难道|\b(?:is|was|could) (?:it|this|that) (?:be )?(?:because|due|caused|related)", re.I | re.A
 )
@@ -145,7 +149,7 @@ def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
     if _HEAP_DAMAGED.search(cleaned, 0, _LONGEST_STORY):
         cleaned = _CALLED_SO.sub(lambda match: " " * len(match.group()), cleaned)
     for kind in _TOLD_KINDS:
-        match = kind.pattern.search(cleaned, 0, _LONGEST_STORY)
+        match = _first_told(kind.pattern, cleaned)
         if match is not None and not (_is_killed_for_device(kind, cleaned, match) or _is_asked(cleaned, match)):
             is_denied = _NO_DEVICE.search(cleaned, max(0, match.start() - 12), match.end())
             is_open = kind.format == "told" or is_denied or _MEMORY_IN_CHINESE.search(match.group())
@@ -162,6 +166,12 @@ def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
     match = KILLED.search(cleaned, 0, _LONGEST_STORY)
     if match is not None and not OF_DEVICE.search(_statement(cleaned, match)):  # no failure: memory that it left
         yield _OF_KILLED, match
+
+
+def _first_told(pattern: re.Pattern[str], cleaned: str) -> re.Match[str] | None:
+    """The first place of a story that tells of a failure, rather than that there was none."""
+    matches = islice(pattern.finditer(cleaned, 0, _LONGEST_STORY), _MOST_STATEMENTS)
+    return next((one for one in matches if not _DENIED.search(cleaned[max(0, one.start() - 24) : one.end()])), None)
 
 
 def _is_killed_for_device(kind: MessageKind, cleaned: str, match: re.Match[str]) -> bool:

@@ -94,6 +94,7 @@ MEANINGS: Sentences = {
     "meaning_hf_offload": "The weights do not fit on the GPU, so some were placed on the CPU or the disk.",
     "meaning_hf_auto_batch": "Every batch size failed, down to 1: a single sample is too much.",
     "meaning_jax": "JAX ran out of device memory.",
+    "meaning_xla_hbm": "XLA found that the compiled program needs more of the TPU's memory (HBM) than a core has.",
     "meaning_jax_launch": (
         "The driver could not launch a kernel: what JAX reserves of the device at its start leaves the driver too"
         " little."

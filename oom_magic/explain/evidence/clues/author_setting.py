@@ -403,7 +403,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "calls_trainer": said_as(r"\b\w*Trainer\(|\bfrom trl import [^\n]*Trainer\b"),
     "compiles_server": said_as(r"launch_server\b[^\n]{0,800}--enable-torch-compile"),
     "data_is_on_host": said_as(r"--data_device[= ]['\"]?cpu"),
-    "splats": said_as(r"gaussian[-_ ]?splat\w*|splatfacto|\b3dgs\b|\b2dgs\b|\bgsplat\b|\bgaussians\b"),
+    "splats": said_as(r"gaussian[-_ ]?splat\w*|splatfacto|\b3dgs\b|\b2dgs\b|\bgsplat\b|\bgaussians\b|\b3d gaussian"),
     "gaussians_grow": said_as(
         r"(?:increas|grow)\w* (?:the )?number of (?:\w+ )?gaussian",
         r"\bnumber of (?:\w+ )?gaussians? (?:\w+ ){0,4}(?:increas|grow)"

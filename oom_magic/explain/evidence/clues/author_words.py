@@ -358,7 +358,7 @@ _ASKED_BEFORE = re.compile(r"(?:是不是|是否|难道|请问[^\n。]{0,8}是)[
 _LONGEST_STORY = 10_000  # longer texts are logs
 _LONGEST_QUOTE = 160
 # Lines of code and frames: what they do is not what their author says of the run.
-_CODE_LINE = re.compile(
+CODE_LINE = re.compile(
     r"^[ \t>|]{0,40}(?:(?:import|from|def|class|for|while|with|return|print|elif|except|try|else|del|raise|async"
     r"|await)\b[^\n]*[:(=)][^\n]*|[\w.\[\]'\"*{}]{1,60}(?:, ?\w{1,30}){0,4} ?[-+*/|]?= ?[^\s=][^\n]*"
     r"|[\w.]{1,60}\([^\n]*\)[,;]?[ \t]*|File \"[^\n]*"
@@ -391,7 +391,7 @@ def said_in(text: str) -> dict[str, str]:
         text = f"{text[:_LONGEST_STORY]}\n{text[-_LONGEST_STORY:]}"
     said = _NEGATION.sub(r"\1n't", _BLANKS.sub(" ", _QUOTED.sub("", text)))
     small = in_small_letters(said)
-    prose = in_small_letters(_CODE_LINE.sub(lambda match: " " * len(match.group()), said))
+    prose = in_small_letters(CODE_LINE.sub(lambda match: " " * len(match.group()), said))
     sources = ((key, pattern, small if key in _IN_CODE else prose) for key, pattern in TOLD.items())
     matches = {key: match for key, pattern, text in sources if (match := _told(pattern, text, key)) is not None}
     if "grows" in matches and _told(TOLD["grows"], _COMPARED.sub("", small)) is None:

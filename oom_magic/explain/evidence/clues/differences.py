@@ -83,7 +83,7 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"|inputs?|images?|context|datasets?|graphs?|resolutions?|files?|prompts?|volumes?|videos?)\b",
         r"(?:as|when|after) the context grows", r"\b(?:large|huge|big|high[- ]?res\w*|long) (?:\w+ )?(?:images?|graphs?"
         r"|inputs?|pictures?|volumes?|videos?|context\w*|prompts?|sequences?|point clouds?|scenes?|resolution)\b",
-        r"1920\s?[x\u00d7]\s?1080|\b4k\b|6300, 6304", r"high(?:er)? (?:resolution|quality)",
+        r"1920\s?[x\u00d7]\s?1080|\b4k\b|6300, 6304", r"high(?:er)? resolution|higher quality",
         r"(?:序列|图像|图片|上下文|文本|视频)(?:长度|分辨率)?(?:太|过|很)(?:长|大|高)",
         r"\blong(?:er)? (?:audio|wav|videos?|files?|inputs?|texts?|documents?)",
         r"(?:audio|video|file|text|image)\w*\s(?:\w+\s)?(?:longer|larger|bigger) than",

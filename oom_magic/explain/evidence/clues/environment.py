@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from oom_magic.explain.evidence.clues.author_setting import said_as
 
 _LONGEST_READ = 200_000
+_TAKEN_FROM = 0.9  # of a job's limit that is set
 _ALL_LAYERS = 99  # not a number: "all layers", however many the model has
 # The names that commands, code and logs have for a limit, in small letters, without hyphens and underscores.
 _NAMES: Mapping[str, tuple[str, ...]] = {
@@ -43,6 +44,7 @@ _STATED = {
     "job_gib": re.compile(r"--mem[= ](\d{1,4})GB?\b", re.I),
     "job_mib": re.compile(r"--mem[= ](\d{4,7})(?:MB?)?\b(?!G)", re.I),  # Slurm's unit where none is given
     "cpu_gib": re.compile(r"--mem-per-cpu[= ](\d{1,4})GB?\b", re.I),
+    "job_kib": re.compile(r"exceeded memory limit \(\d{1,12} > (\d{1,12})\)", re.I),
 }
 _LIBRARIES = {
     "transformers Trainer": re.compile(r"transformers[/\\]trainer\.py|\bTrainer\.train\b|_inner_training_loop", re.A),
@@ -128,6 +130,8 @@ def limits_in(text: str) -> dict[str, float]:
     found |= {name: float(match.group(1)) for name, match in stated.items() if match is not None}
     if "job_mib" in found:
         found.setdefault("job_gib", found.pop("job_mib") / _MIB_IN_GIB)
+    if found.pop("job_kib", float("inf")) / _MIB_IN_GIB**2 < _TAKEN_FROM * found.get("job_gib", 0):
+        del found["job_gib"]  # the scheduler did not take it
     if found.get("layers", 0) >= _ALL_LAYERS:
         del found["layers"]
     return {name: value for name, value in found.items() if value}

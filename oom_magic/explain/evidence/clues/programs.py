@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from oom_magic.explain.evidence.causes import Cause
-from oom_magic.explain.evidence.clues.author_words import TOLD
+from oom_magic.explain.evidence.clues.author_words import CODE_LINE, TOLD
 
 
 @dataclass(frozen=True)
@@ -404,6 +404,9 @@ def find_program(text: str, trace: str, message_format: str | None = None) -> Pr
     by_format = _BY_FORMAT.get(message_format or "")
     runners = (one for one in _RUN_BY.get(by_format or "", ()) if PROGRAMS_BY_KEY[one].pattern.search(text))
     around = next(runners, None)
+    is_of_tensorflow = by_format == "jax" and PROGRAMS_BY_KEY["tensorflow"].pattern.search(text)
+    if is_of_tensorflow and not PROGRAMS_BY_KEY["jax"].pattern.search(text):
+        by_format = "tensorflow"  # XLA compiles its programs, too
     if around is not None and not (around == "jax" and PROGRAMS_BY_KEY["tensorflow"].pattern.search(text)):
         by_format = around
     trains = bool(_TRAINS.search(trace) or _TRAINS.search(text))
@@ -446,7 +449,9 @@ def _stage_of(program: Program, text: str, trace: str) -> Stage | None:
         found = next((stage for stage in program.stages if stage.pattern.search(line)), None)
         if found is not None:
             return found
-    named = [(matches[-1].start(), stage) for stage in program.stages if (matches := [*stage.pattern.finditer(text)])]
+    log = CODE_LINE.sub(lambda match: " " * len(match.group()), text)  # code that loads goes on, as a rule
+    read = ((stage, log if stage.key == "loading" else text) for stage in program.stages)
+    named = [(matches[-1].start(), stage) for stage, text in read if (matches := [*stage.pattern.finditer(text)])]
     return max(named, key=lambda one: one[0], default=(0, None))[1]  # what a log tells last is nearest to the failure
 
 
