@@ -261,3 +261,17 @@ def test_a_graph_network_is_trained_on_a_part_of_the_edges_as_its_code_has_it():
     assert changed.peak_allocated_bytes == written.peak_allocated_bytes < 0.7 * run(train).peak_allocated_bytes
     with pytest.raises(InapplicableError):
         habits.DrawnEdges(2).check(nn.Linear(2, 2))
+
+
+def test_the_switch_of_a_part_is_used_where_a_model_passes_it_on_without_saying_so():
+    """As a SentenceTransformer, a Sequential, does."""
+
+    class Sentences(nn.Sequential):
+        def gradient_checkpointing_enable(self, **options):
+            for part in self:
+                part.gradient_checkpointing_enable(**options)
+
+    pytest.importorskip("transformers")
+    sentences = Sentences(gpt2())
+    assert models.path_of_switch(sentences) == "0"
+    models.ActivationCheckpointing().check(sentences)

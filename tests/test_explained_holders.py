@@ -12,6 +12,34 @@ from oom_magic.explain.remedies import evaluation as pricing
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
+_TRIAL = """\
+net = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(16))).cuda()
+optimizer = torch.optim.Adam(net.parameters())
+for step in range(2):
+    net(torch.ones(64, 1024, device="cuda")).sum().backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kept", "added", "read", "code"),
+    [
+        ("{}", 'trials["{}"] = net, optimizer', "", "del net, optimizer\ntrials.clear()\n%oom_free"),
+        ("[]", "trials.append((net, optimizer))", "", "del net, optimizer\ntrials.clear()\n%oom_free"),
+        ("[]", "trials.append((net, optimizer))", "print(len(trials))\n", None),
+    ],
+)
+def test_models_that_earlier_cells_put_into_a_container_are_in_the_way(shell, kept, added, read, code):
+    shell.run_cell("import torch")
+    for name, head in (("first", f"trials = {kept}\n"), ("second", ""), ("third", "")):
+        shell.run_cell(f"%%gpumem --dry-run --no-plot --memory 920MiB\n{head}{read}{_TRIAL}{added.format(name)}")
+    diagnosis = run(shell, "%oom_explain")
+    dropped = [one for one in diagnosis.remedies if one.key == "drop_copy"]
+    assert [one.code for one in dropped] == ([] if code is None else [code])
+    if code is not None:
+        assert diagnosis.remedies[0] == dropped[0] and diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("magic", ["", "%%time"])
 @needs_what_graphs_saved
@@ -85,6 +113,24 @@ def test_a_list_that_grows_in_a_function_is_found_through_calls_and_hooks(shell,
     diagnosis = run(shell, "%oom_explain")
     assert diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
     assert (diagnosis.evidence[0].values["name"], diagnosis.remedies[0].key) == ("self.seen", "detach")
+
+
+def test_a_list_that_grows_in_a_step_that_a_library_calls_is_found(shell):
+    """As Lightning's loops call ``validation_step``."""
+    names = {}
+    loop = "def fit(module):\n    for index in range(100):\n        module.validation_step(index)\n"
+    exec(compile(loop, "/usr/lib/python3/site-packages/library/loops.py", "exec"), names)
+    shell.user_ns["fit"] = names["fit"]
+    lines = ["import torch", "class Module:", "    def __init__(self):",
+             "        self.net, self.outputs = torch.nn.Linear(1024, 1024).cuda(), []",
+             "    @torch.no_grad()", "    def validation_step(self, index):", "        parts = []",
+             "        logits = self.net(torch.zeros(4096, 1024, device='cuda'))", "        parts.append(logits)",
+             "        self.outputs.append(torch.cat(parts))", "fit(Module())"]  # fmt: skip
+    shell.run_cell("\n".join(["%%gpumem --dry-run --no-plot --memory 1GiB", *lines]))
+    diagnosis = run(shell, "%oom_explain")
+    assert diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
+    assert (diagnosis.evidence[0].values["name"], diagnosis.remedies[0].key) == ("self.outputs", "keep_on_host")
+    assert diagnosis.remedies[0].fits
 
 
 def test_a_model_loaded_twice_is_noticed(shell):

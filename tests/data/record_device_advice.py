@@ -52,9 +52,12 @@ def as_the_stub() -> None:
     """On the CUDA build without a GPU, estimates are what the stub answers."""
     if "FAKECUDA_GPU" in os.environ:
         import pytest
+        from closed_loop import generation_ends
         from stub_estimates import answer_as_the_stub
 
-        answer_as_the_stub(pytest.MonkeyPatch())
+        patch = pytest.MonkeyPatch()
+        answer_as_the_stub(patch)
+        generation_ends(patch)
 
 
 def in_a_folder_of_its_own() -> None:
@@ -83,6 +86,7 @@ def run_again(cells: Sequence[str], limit: int) -> dict[str, Any]:
     from closed_loop import known_values
 
     limited(limit)
+    as_the_stub()
     in_a_folder_of_its_own()
     names: dict[str, Any] = {"__name__": "__main__"}
 

@@ -65,7 +65,9 @@ def pasted(cells: list[str], code: str) -> list[str]:
 
 def _put_after(trees: list[ast.Module], function: str | None, model: str, code: list[ast.stmt]) -> None:
     """Put ``code`` behind the first statement of a function, or of a cell, that makes ``model``."""
-    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.FunctionDef))]
+    nodes = [
+        node for tree in reversed(trees) for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.FunctionDef))
+    ]
     bodies = [node.body for node in nodes if function is None or getattr(node, "name", "") == function]
     body, at = next((body, at) for body in bodies for at, one in enumerate(body) if model in _made(one))
     body[at + 1 : at + 1] = code

@@ -160,6 +160,8 @@ def growths(error: BaseException, names: Mapping[str, Any], locate: Locate) -> t
         known = {**names, **names_of(frame)}
         is_inside = at < max(calls, default=0)
         run = list(_run_by_loops(file, frame.f_globals, trace.tb_lineno, known))
+        if at + 1 < len(frames) and _is_library(frames[at + 1][0].f_code):
+            run += _kept_after(frame.f_code, trace.tb_lineno, frame.f_globals, known)
         for statement, around, home, seen in run:
             ends = is_inside and _ends_with_call(statement, frame.f_code, known)
             growth = None if ends else _growth(statement, around, home, seen, locate)
@@ -258,15 +260,36 @@ def _ends_with_call(statement: ast.stmt, code: CodeType, names: Mapping[str, Any
 def _run_by_loops(file: str, variables: dict[str, Any], line: int, names: Mapping[str, Any]) -> Iterator[_Run]:
     """The statements that the loops around a line run, those of the user's functions included: each with its loop or
     function, its file and the names that it finds."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file, variables)))
-    except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
+    for node in ast.walk(_parsed(file, variables)):
         if isinstance(node, (ast.For, ast.While)) and node.lineno <= line <= (node.end_lineno or 0):
             yield from ((statement, node, file, names) for statement in _statements(node.body))
             for one in called_in(node, names):
                 yield from ((each, one.definition, one.file, one.names) for each in _statements(one.definition.body))
+
+
+def _is_library(code: CodeType) -> bool:
+    """Whether it is a library's function, whose loop may call the user's step: not the call of a module."""
+    return code.co_name != MODULE_CALL and not is_users_file(code.co_filename)
+
+
+def _kept_after(code: CodeType, line: int, variables: dict[str, Any], names: Mapping[str, Any]) -> Iterator[_Run]:
+    """The statements of the user's function around a line that add to what is there after it, as ``_run_by_loops``."""
+    functions = (one for one in ast.walk(_parsed(code.co_filename, variables)) if isinstance(one, ast.FunctionDef))
+    for one in functions:
+        is_around = one.name == code.co_name and one.lineno <= line <= (one.end_lineno or 0)
+        for statement in _statements(one.body) if is_around else ():
+            grown = _grown(statement)
+            is_own = isinstance(grown, ast.Name) and grown.id in code.co_varnames
+            if grown is not None and not is_own:
+                yield statement, one, code.co_filename, names
+
+
+def _parsed(file: str, variables: dict[str, Any]) -> ast.Module:
+    """The source of a file; nothing where it has none."""
+    try:
+        return ast.parse("".join(linecache.getlines(file, variables)))
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -35,6 +35,7 @@ from oom_magic.explain.remedies.rehearsal import (
     check_surveyed,
     rehearse,
 )
+from oom_magic.explain.remedies.room import names_needed
 from oom_magic.explain.remedies.size_parameters import (
     SizeParameter,
     find_accumulation,
@@ -310,21 +311,21 @@ class CellRehearsal:
         return any(len(shape) == 2 and is_integer for shape, is_integer in inputs)
 
     def without_unneeded(self) -> tuple[InTheWay, MemoryReport] | None:
-        """The cell executed without the names that it does not read before it makes them."""
-        names = [node for node in ast.walk(self._tree) if isinstance(node, ast.Name)]
-        made = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-        return self._without_unneeded(frozenset({node.id for node in names} - made))
+        """The cell executed without the names that it does not read before it makes them, or only adds to."""
+        return self._without_unneeded(*names_needed(self._tree, self._names))
 
-    def _without_unneeded(self, needed: frozenset[str]) -> tuple[InTheWay, MemoryReport] | None:
+    def _without_unneeded(self, needed: frozenset[str], added: frozenset[str]) -> tuple[InTheWay, MemoryReport] | None:
         found = self._find_in_the_way(needed)
         if found is None:
             return None
+        found = replace(found, emptied=added.intersection(found.names))
         try:
             return found, self._execute((), {}, dropped=found)[0]
-        except MissingNameError as error:
-            if error.name not in found.names:
+        except NotEvaluatedError as error:
+            missed = frozenset({error.name}) if isinstance(error, MissingNameError) else found.emptied
+            if missed.isdisjoint(found.names):
                 raise
-            return self._without_unneeded(needed | {error.name})
+            return self._without_unneeded(needed | missed, added - missed)
 
     def label(self, what: str) -> str:
         """The name of a size in the user's code, if known."""
@@ -445,8 +446,8 @@ class CellRehearsal:
 
         def call() -> None:
             """The cell, changed; what it does to the names is undone by the session."""
-            for name in () if dropped is None else dropped.names:
-                self._names.pop(name, None)
+            if dropped is not None:
+                dropped.leave(self._names)
             with self._rewritten_cell(overridden, growth, written):
                 rebound = ReboundNames(self._names, session.fake_gpu, leaves)
                 self._call(rebound.watched(self._tree), self._names)

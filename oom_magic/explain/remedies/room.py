@@ -5,12 +5,15 @@ Such memory is on the device although the failed run does not use it: an older m
 
 from __future__ import annotations
 
+import ast
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
-from oom_magic.explain.remedies.code import code_for, in_a_notebook
+from oom_magic.explain.remedies.code import RELEASE, code_for, in_a_notebook
 from oom_magic.explain.remedies.remedy import Remedy, Situation
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 DROPPED = "drop_copy"  # objects of earlier cells
 _BETWEEN_STEPS = ("parameter", "gradient", "optimizer_state", "before", "workspace")
+_CONTAINERS = (dict, list, set, deque, defaultdict, OrderedDict)
+_ADDING = ("append", "appendleft", "add", "extend", "update")
 _LEAST_SHARE = 0.02  # of the card: less than that is not mentioned, such as the MiB that others hold for a display
 
 
@@ -57,6 +62,7 @@ def dropping(found: InTheWay, report: MemoryReport, needed: int, now: int, situa
     """Deleting objects of earlier cells that the run does not use: ``report`` is the run without them."""
     values = {"names": ", ".join(found.names), "freed_bytes": found.num_bytes}
     remedy = _room(DROPPED, 1, values, report.is_lower_bound)
+    remedy = replace(remedy, code="\n".join([*found.statements, RELEASE]))
     peak, saving = report.peak_allocated_bytes, needed - now
     return situation.judged(replace(remedy, peak_allocated_bytes=peak, saving_bytes=saving), now)
 
@@ -139,11 +145,49 @@ def _several_cards(report: MemoryReport, needed: int, situation: Situation) -> I
 
 @dataclass(frozen=True)
 class InTheWay:
-    """Names, the bytes that only they hold, and the objects that only they lead to, by identity."""
+    """Names, the bytes that only they hold, and the objects that only they lead to, by identity.
+
+    ``emptied`` are the names of containers that the run only adds to: they stay.
+    """
 
     names: tuple[str, ...]
     num_bytes: int
     objects: frozenset[int] = frozenset()
+    emptied: frozenset[str] = frozenset()
+
+    def leave(self, names: dict[str, Any]) -> None:
+        """Take them out of the ``names`` that a cell sees."""
+        for name in self.names:
+            value = names.pop(name, None)
+            if name in self.emptied:
+                names[name] = copy(value)
+                names[name].clear()
+
+    @property
+    def statements(self) -> list[str]:
+        """What does the same in a notebook."""
+        deleted = [name for name in self.names if name not in self.emptied]
+        clearing = [f"{name}.clear()" for name in self.names if name in self.emptied]
+        return [*([f"del {', '.join(deleted)}"] if deleted else []), *clearing]
+
+
+def names_needed(tree: ast.Module, names: Mapping[str, Any]) -> tuple[frozenset[str], frozenset[str]]:
+    """What a cell reads before it makes it, without the containers that it only adds to; and those."""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    made = {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
+    into = {id(node) for one in ast.walk(tree) for node in _added_to(one)}
+    read = {node.id for node in nodes if id(node) not in into}
+    added = {node.id for node in nodes if id(node) in into and type(names.get(node.id)) in _CONTAINERS}
+    return frozenset({node.id for node in nodes} - made - (added - read)), frozenset(added - read - made)
+
+
+def _added_to(node: ast.AST) -> Iterator[ast.expr]:
+    """The container that a statement puts something into."""
+    match node:
+        case ast.Assign(targets=[ast.Subscript(value=ast.Name() as container)]):
+            yield container
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name() as container, attr=attr))) if attr in _ADDING:
+            yield container
 
 
 def find_in_the_way(

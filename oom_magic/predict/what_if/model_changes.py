@@ -50,7 +50,7 @@ class ActivationCheckpointing(Change):
 def path_of_switch(model: torch.nn.Module) -> str | None:
     """The path of the (sub)module with Hugging Face's switch for checkpointing; None without one."""
     for path, module in model.named_modules():
-        if name_of_switch(type(module)) and module.supports_gradient_checkpointing:
+        if name_of_switch(type(module)) and getattr(module, "supports_gradient_checkpointing", False):
             return path
     return None
 

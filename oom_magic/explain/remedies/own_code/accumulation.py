@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Sequence
-from typing import TypeGuard
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
 
+from oom_magic.explain.live.called import object_of
 from oom_magic.explain.remedies.own_code.loops import (
     backwards,
     called_alone,
@@ -14,6 +15,8 @@ from oom_magic.explain.remedies.own_code.loops import (
     outermost,
     training_loops,
 )
+
+ACCUMULATED_BATCHES = "accumulate_grad_batches"  # of Lightning's trainer
 
 
 def accumulating(tree: ast.Module, number: int, sizes: Collection[str] = ()) -> ast.Module | None:
@@ -33,6 +36,26 @@ def accumulating(tree: ast.Module, number: int, sizes: Collection[str] = ()) -> 
     for body, at in places.values():
         body.insert(at, ast.parse(f"accumulation = {number}").body[0])
     return ast.fix_missing_locations(made)
+
+
+def accumulated_by_trainer(tree: ast.Module, names: Mapping[str, Any], number: int) -> ast.Module | None:
+    """A copy of statements in which the trainer of Lightning's that they make accumulates gradients of so many batches.
+
+    None where they make none, or one whose settings are unpacked.
+    """
+    made = ast.parse(ast.unparse(tree))
+    calls = [node for node in ast.walk(made) if isinstance(node, ast.Call)]
+    trainers = [one for one in calls if is_lightnings_trainer(object_of(one.func, names))]
+    if len(trainers) != 1 or any(one.arg is None for one in trainers[0].keywords):
+        return None
+    trainers[0].keywords.append(ast.keyword(ACCUMULATED_BATCHES, ast.Constant(number)))
+    return ast.fix_missing_locations(made)
+
+
+def is_lightnings_trainer(kind: Any) -> bool:
+    """Whether a value is the class that runs Lightning's loops."""
+    module = kind.__module__ if isinstance(kind, type) and kind.__name__ == "Trainer" else ""
+    return module.partition(".")[0] in ("lightning", "pytorch_lightning")
 
 
 def _depending(tree: ast.Module, sizes: Collection[str]) -> set[str]:

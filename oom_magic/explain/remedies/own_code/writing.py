@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.live.called import called_in, methods_given
 from oom_magic.explain.remedies.code import IN_A_LOOP, bound_in, code_for, lacks_names, placed_after, rebinds_model
-from oom_magic.explain.remedies.own_code.accumulation import accumulating
+from oom_magic.explain.remedies.own_code.accumulation import (
+    ACCUMULATED_BATCHES,
+    accumulated_by_trainer,
+    accumulating,
+    is_lightnings_trainer,
+)
 from oom_magic.explain.remedies.own_code.autocast import under_autocast
 from oom_magic.explain.remedies.own_code.loops import (
     OPTIMIZERS,
@@ -132,12 +137,16 @@ class CodeWriter:
                 return "\n".join([*changed, *_instead_of(before, self._tree)])
             sizes = {name for one in overridden for name in (one.label, one.target) if name}
             tree = accumulating(self._tree, accumulation, sizes)
+            tree = tree or accumulated_by_trainer(self._tree, self._names, accumulation)
             if tree is not None:
                 return "\n".join([*targets, *shown(tree, before, sizes)])
         return "\n\n".join(["\n".join(changed), self._loop_elsewhere(accumulation)])
 
     def _loop_elsewhere(self, accumulation: int) -> str:
         """The loop of a function that the cell runs, which accumulates, or what to do."""
+        for name, value in list(self._names.items()):
+            if is_lightnings_trainer(type(value)) and not name.startswith("_"):
+                return f"{name}.{ACCUMULATED_BATCHES} = {accumulation}"
         for one in called_in(self._tree, self._names):
             name = one.definition.name
             tree = accumulating(ast.Module([one.definition], []), accumulation)
