@@ -184,6 +184,13 @@ def test_the_users_own_arguments_are_rewritten():
     assert own_arguments(tree, "accelerate launch --use_fsdp train.py") == ""
 
 
+def test_arguments_that_a_trainer_is_given_as_they_are_made_are_rewritten_with_it():
+    tree = ast.parse("trainer = Trainer(model, args=TrainingArguments('out', bf16=False), data=rows)\ntrainer.train()")
+    code = own_arguments(tree, "TrainingArguments(..., bf16=True)")
+    assert ast.unparse(ast.parse(code)) == ast.unparse(tree.body[0]).replace("False", "True")
+    assert own_arguments(ast.parse(code), "TrainingArguments(..., fp16=True)").count("TrainingArguments(") == 1
+
+
 @pytest.mark.parametrize("key", sorted({key for codes in STYLES.values() for key in codes}))
 def test_all_code_to_paste_is_python(key):
     values = {"rank": 8, "dtype": "fp16", "after": 2, "accumulation": 4, "name": "b", "gpus": 2, "names": "old",

@@ -38,13 +38,18 @@ _MOST_LINES = 60  # of a statement that is shown whole
 def own_arguments(tree: ast.Module, code: str) -> str:
     """The cell's own ``TrainingArguments(...)`` with the arguments that calls in ``code`` set; "" where it has none.
 
-    Lines of ``code`` that only comment come first, its paragraphs without such calls last.
+    Lines of ``code`` that only comment come first, its paragraphs without such calls last. Where another call is given
+    the arguments as they are made, it is the whole statement.
     """
     own = next(((target, call) for target, call in _assigned_calls(tree) if _is_arguments(call)), None)
-    return "" if own is None else _with_arguments(*own, code)
+    if own is None:
+        return ""
+    statements = (one for one in ast.walk(tree) if isinstance(one, (ast.Assign, ast.Expr)))
+    around = next((one for one in statements if any(node is own[1] for node in ast.walk(one.value))), None)
+    return (own_inline_arguments(around, code) if around is not None else "") or _with_arguments(*own, code)
 
 
-def own_inline_arguments(statement: ast.Assign, code: str) -> str:
+def own_inline_arguments(statement: ast.Assign | ast.Expr, code: str) -> str:
     """Like ``own_arguments``, of a statement that makes the arguments inside another call: the whole statement."""
     own = next((call for target, call in _assigned_calls(ast.Module([statement], [])) if _is_arguments(call)), None)
     if own is None or own is statement.value:
