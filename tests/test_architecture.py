@@ -10,6 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "oom_magic"
 BELOW = {
+    "computing_time",
     "errors",
     "inputs",
     "half_built",
@@ -28,6 +29,7 @@ ALLOWED = {
     "language": {"units"},
     "errors": {"language"},
     "inputs": {"errors", "units"},
+    "computing_time": set(),
     "garbage_collector": set(),
     "half_built": set(),
     "interrupts": set(),
@@ -49,6 +51,7 @@ ALLOWED = {
         "memory",
     },
     "predict": {
+        "computing_time",
         "garbage_collector",
         "half_built",
         "interrupts",

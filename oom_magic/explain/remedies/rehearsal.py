@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from oom_magic.computing_time import computing_seconds
 from oom_magic.errors import InvalidSettingError
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.growth import Growth
@@ -59,7 +60,7 @@ class Patience:
     """How long the rehearsals of one explanation may take."""
 
     def __init__(self) -> None:
-        self._start = time.monotonic(), time.process_time()
+        self._start = time.monotonic(), computing_seconds()
         self._longest = 0.0
 
     def timed(self, run: Callable[[], MemoryReport]) -> MemoryReport:
@@ -76,9 +77,9 @@ class Patience:
         return self._elapsed() + self._longest > PATIENCE_SECONDS
 
     def _elapsed(self) -> float:
-        """CPU seconds since the start, or the estimate for an idle machine."""
-        start, start_of_process = self._start
-        return max(time.process_time() - start_of_process, (time.monotonic() - start) / _BUSY)
+        """Seconds of computing since the start; where others keep the machine busy, a part of those on the wall."""
+        start, start_of_computing = self._start
+        return max(computing_seconds() - start_of_computing, (time.monotonic() - start) / _BUSY)
 
 
 class NotEvaluatedError(Exception):

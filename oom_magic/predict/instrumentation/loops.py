@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import sys
 import threading
-import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -21,6 +20,7 @@ from operator import length_hint
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, cast
 
+from oom_magic.computing_time import computing_seconds
 from oom_magic.language import _
 from oom_magic.memory.timeline import SourceLine
 from oom_magic.predict.instrumentation.loop_state import count_kept, shapes_of
@@ -96,7 +96,7 @@ class Loop:
         self._shapes: set[Hashable] = set()  # of its items so far
         self.kept = 0  # in containers of the code around it
         self.grown_bytes = 0
-        self._begun = time.process_time()
+        self._begun = computing_seconds()
         self._due = 0.0
         self._position = 0
         self._usages: dict[int, Usage] = {}  # by step of the last turn
@@ -126,8 +126,8 @@ class Loop:
 
     def _of_new_shapes(self, items: Iterator[Any]) -> Iterator[Any]:
         """The remaining items whose tensors have shapes not seen before."""
-        end = time.process_time() + MOST_SECONDS_OF_LOOKING
-        for item in takewhile(lambda _: time.process_time() < end, items):
+        end = computing_seconds() + MOST_SECONDS_OF_LOOKING
+        for item in takewhile(lambda _: computing_seconds() < end, items):
             shapes = shapes_of(item)
             if shapes not in self._shapes:
                 self._shapes.add(shapes)
@@ -156,7 +156,7 @@ class Loop:
 
     def is_due(self) -> bool:
         """Whether the steps have differed for so long that the loop is to be ended."""
-        now = time.process_time()
+        now = computing_seconds()
         self._due = self._due or now + max(UNLIKE_SECONDS, now - self._begun)
         return now > self._due
 
@@ -164,7 +164,7 @@ class Loop:
         """Whether a ``while`` loop has waited for an unknown value for too long."""
         if not isinstance(self._items, repeat):
             return False
-        return self.num_turns > MOST_TURNS or time.process_time() - self._begun > MOST_SECONDS
+        return self.num_turns > MOST_TURNS or computing_seconds() - self._begun > MOST_SECONDS
 
     def leave(self, is_whole: bool = False) -> bool:
         """End with the turn that runs; whether it would have gone on, as far as that can be told.

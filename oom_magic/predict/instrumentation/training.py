@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from oom_magic.computing_time import computing_seconds
 from oom_magic.half_built import is_built
 from oom_magic.language import _
 from oom_magic.memory.allocator.replay import replay
@@ -140,7 +140,7 @@ class Training:
         self.sizes_differ = False
         self._num_calls_seen = 0
         self.turns.clear()
-        self._start = time.process_time()
+        self._start = computing_seconds()
         self.num_calls = 0
         self.has_seen_like_steps = False
         self._watch(None)
@@ -367,11 +367,11 @@ class Training:
             if not is_in_loop:
                 self.leave()
             self.has_seen_like_steps = True
-            self._deadline = time.process_time() + max(stop_rule.FOLLOWING_SECONDS, self._seconds())
+            self._deadline = computing_seconds() + max(stop_rule.FOLLOWING_SECONDS, self._seconds())
             self._watch(self._leave_in_time)
 
     def _leave_in_time(self) -> None:
-        if time.process_time() > self._deadline:
+        if computing_seconds() > self._deadline:
             seconds = max(stop_rule.FOLLOWING_SECONDS, round(self._deadline - self._start) // 2)
             self._gpu.values.assume(
                 _(
@@ -388,7 +388,7 @@ class Training:
 
     def _seconds(self) -> float:
         """Seconds of computing since the run began."""
-        return time.process_time() - self._start
+        return computing_seconds() - self._start
 
     def _has_enough(self) -> bool:
         """Whether the run has reserved as much memory as it is known to."""

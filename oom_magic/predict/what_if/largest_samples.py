@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
+from oom_magic.computing_time import computing_seconds
 from oom_magic.predict.isolation.patching import all_patched
 from oom_magic.predict.what_if.change import Change
 
@@ -70,9 +70,9 @@ class LargestSamples(Change):
 
     def _compared(self, data: Any, number: int) -> tuple[int | None, int]:
         """The largest of the samples for which there is time, and how many those are."""
-        end, largest = time.process_time() + _MOST_SECONDS, (-1, 0)
+        end, largest = computing_seconds() + _MOST_SECONDS, (-1, 0)
         for at in range(number):
-            if time.process_time() > end:
+            if computing_seconds() > end:
                 return largest[1], at
             largest = max(largest, (_size_of(data[at]), at))
         return largest[1], number
