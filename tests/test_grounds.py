@@ -355,6 +355,23 @@ def test_a_training_is_not_restarted_from_time_to_time():
         ),
         ("With shorter sequences and no GPU, I get no OOM. With the GPU (4GB VRAM) tensorflow throws an OOM-Exception",
          "OOM", "get no OOM …"),
+        (
+            "PROMPTS = ['box', 'bus', 'train', 'person']\nfor text in PROMPTS:\n    results = model.predict([image], [text])\n"
+            "CUDA out of memory. Tried to allocate 334.00 MiB. GPU 0 has a total capacity of 7.75 GiB of which 273.31 MiB is"
+            " free. Of the allocated memory 7.00 GiB is allocated by PyTorch, and 289.29 MiB is reserved by PyTorch but"
+            " unallocated.",
+            "working memory of one pass",
+            "microbatch",
+        ),
+        (
+            "TorchSharp memory issue: when using GPU inference there is a GPU memory leak, tensors are not disposed.",
+            "trouble with memory",
+            ".cpu()",
+        ),
+        ("The drive gets filled with 10-20GB of pagefile by ollama, see https://x.co/a-128k-context-long-videos", "no error",
+         "long-videos"),
+        ("GPU memory is increasing with every request to the server of a mask r-cnn model", "keeps memory alive", "anchor"),
+        ("It fails with images on my AMD 6700: CUDA out of memory", "memory ran out", "“image"),
         ("I trained on the scene and the number of 3d gaussian starts to increase: CUDA out of memory", "Fewer Gaussians",
          "shorter or smaller inputs"),
     ],

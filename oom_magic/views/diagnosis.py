@@ -15,7 +15,7 @@ from oom_magic.explain.evidence.clues.programs import PROGRAMS_BY_KEY
 from oom_magic.explain.evidence.judging import meaning_of
 from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.messages.failure import Failure
-from oom_magic.explain.messages.told import says_only_killed
+from oom_magic.explain.messages.told import says_only_killed, says_only_trouble
 from oom_magic.explain.remedies.from_text.choice import printed_by_message
 from oom_magic.explain.remedies.remedy import Remedy
 from oom_magic.explain.sentences.catalogue import SENTENCES, render_evidence, translate
@@ -124,6 +124,8 @@ def _title(diagnosis: Diagnosis) -> str:
     failure, lang = diagnosis.main_failure, diagnosis.lang
     if failure is None:
         return translate("title_nothing" if diagnosis.cause is Cause.UNKNOWN else "title_told", lang)
+    if failure.format.startswith("told") and says_only_trouble(failure.text):
+        return translate("title_told", lang)
     if diagnosis.cause in HOST_CAUSES and failure.is_oom is not None:
         return translate("title_host", lang)
     if diagnosis.is_oom and failure.backend == "cpu":

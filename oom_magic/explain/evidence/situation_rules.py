@@ -13,6 +13,7 @@ from oom_magic.explain.evidence.clues.traceback import Clues
 from oom_magic.explain.evidence.number_rules import is_held_by_others
 from oom_magic.explain.evidence.text_rules import computes_plainly, largest_late
 from oom_magic.explain.messages.failure import Failure
+from oom_magic.explain.messages.told import says_only_trouble
 from oom_magic.units import GIB
 
 # Messages without sizes.
@@ -24,15 +25,13 @@ _TELLS_MEMORY = ("dataloader", "sigbus")  # they say which memory ran out: no wo
 # A single request of this share is an operation's result: weights of a layer are smaller.
 _LARGE_REQUEST_SHARE = 0.05
 _LARGE_REQUEST_BYTES = GIB // 2
-# No GPU has this much; a request for it is a mistake.
-_LARGEST_DEVICE_BYTES = 512 * GIB
+_LARGEST_DEVICE_BYTES = 512 * GIB  # no GPU has this much: a request for it is a mistake
 _ADAM_FACTOR = 8  # weights, gradients and two moments in fp32 for weights in half precision
 _ADAM_BYTES = 16  # a trained parameter's, with its gradient and two moments, in fp32
 _MOST_OF_A_CARD = 0.85
 _LARGE_PART = 0.7  # beside which a program's context and work hardly fit
 _LIGHT_PART = 4  # weights that fit the card so many times are not what fills it
-# What is said of a run whose weights do not lie on one card as a whole.
-_NOT_WHOLE = {"shards", "swaps_blocks", "keeps_in_ram", "offloads_parts"}
+_NOT_WHOLE = {"shards", "swaps_blocks", "keeps_in_ram", "offloads_parts"}  # weights that are not on one card as a whole
 _AFTER_LOADING = ("kv_cache", "context", "compute", "serving", "logits", "vae")  # stages in which the weights are there
 _OF_A_LOG = re.compile(r"\d\d:\d\d:\d\d|\d% ?[|\u2580-\u259f#]")
 _AFTER = re.compile(r"\bafter (?:the )?(?:eval|valid|test)", re.I)
@@ -122,9 +121,10 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         has_two = not ONE_MEMORY & set(clues.systems)
         yield Support(Cause.HOST_RAM, 0.4, Evidence("told_shutdown") if has_two else None)
     if failure is not None and failure.format == "told_host":
-        yield Support(Cause.HOST_RAM, 0.5, None if "killed" in told else Evidence("meaning_told_host"))
-    is_told = failure is None or failure.backend is None or failure.format == "told_host"
-    if is_told and {"workers", "speaks_of_memory"} <= told and not {"one_worker", "trains_by_settings"} & told:
+        is_told = "killed" not in told and not says_only_trouble(failure.text)
+        yield Support(Cause.HOST_RAM, 0.5, Evidence("meaning_told_host") if is_told else None)
+    may_be = failure is None or failure.backend is None or failure.format == "told_host"
+    if may_be and {"workers", "speaks_of_memory"} <= told and not {"one_worker", "trains_by_settings"} & told:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("told_workers"))
     if "loads_data" in told:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("told_loads_data"))
@@ -418,7 +418,7 @@ def _growth_that_is_no_leak(clues: Clues) -> Iterator[Support]:
     if {"grows", "varies_in_length"} <= told and not clues.faults:
         yield Support(Cause.ACTIVATIONS, 0.45, largest_late(clues))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.4)
-    if {"grows", "detects"} <= told and "infers" not in told:
+    if {"grows", "detects"} <= told and _trains(clues) and "infers" not in told:
         yield Support(Cause.ACTIVATIONS, 0.45, Evidence("boxes_vary"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.4)
     if {"grows", "hears"} <= told and _trains(clues) and not clues.faults:

@@ -53,8 +53,8 @@ _KINDS = {
     "spent": (
         r"(?<![a-z])(?:exhaust\w*|exceed\w*|surpass\w*|overflow\w*|explo[ds]\w*|blow(?:s|n|ing)? up|blew up|burst\w*"
         r"|(?:runs?|running|ran) (?:out|dry)|used up|saturat\w*|maxe[ds]\b|maxing|max(?:es)? out|eaten"
-        r"|fill(?:s|ed|ing)? up|(?:is|was|are|were|gets?|got|been) filled|overload\w*|(?:in|un)suffi[cz]ient\w*"
-        r"|insuf\w+|agotad\w+"
+        r"|fill(?:s|ed|ing)? up|(?:is|was|are|were|gets?|got|been) filled(?! with)|overload\w*"
+        r"|(?:in|un)suffi[cz]ient\w*|insuf\w+|agotad\w+"
         r"|esgotad\w+|esaurit\w+|satur\w+|épuisée|niewystarcz\w+|erschöpft|überl\w+)|переполн\w+|溢出"
     ),
     "crashed": r"(?<![a-z])(?:crash|blow|explod|burst|overload)\w*",

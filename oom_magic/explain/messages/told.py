@@ -120,6 +120,7 @@ _DENIED = re.compile(
     r"\b(?:no|without(?: any| an)?|never|(?:n't|not) (?:get|have|see|run)(?: any| an| into)?)\s(?:more )?(?:oom|out)\b",
     re.I | re.A,
 )
+_TROUBLE = re.compile(r"(?:\S+ )?memory (?:issues?|problems?)", re.I | re.A)
 _A_QUESTION = re.compile(
     r"是因为|是不是|是否|难道|\b(?:is|was|could) (?:it|this|that) (?:be )?(?:because|due|caused|related)", re.I | re.A
 )
@@ -142,6 +143,11 @@ _MOST_STATEMENTS = 4
 def says_only_killed(said: str) -> bool:
     """Whether what was found in a text is a process that was killed, without a word about memory."""
     return bool(KILLED.search(said)) and not _NAMES_MEMORY.search(said)
+
+
+def says_only_trouble(said: str) -> bool:
+    """Whether what was found in a text is some trouble with memory, not that it ran out."""
+    return _TROUBLE.fullmatch(said.strip(" .…")) is not None
 
 
 def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:

@@ -170,6 +170,7 @@ MEANINGS: Sentences = {
     ),
     "meaning_catboost": "CatBoost could not allocate memory on the GPU.",
     "meaning_told_device": "The text says that device memory ran out; no known message was found in it.",
+    "meaning_told_trouble": "The text tells of trouble with memory; no known message was found in it.",
     "meaning_told_killed": ("The text says that a process was killed, or that it died without a message."),
     "meaning_told_host": "The text says that host memory (RAM) ran out; no known message was found in it.",
     "meaning_told": "The text says that memory ran out; no known message was found in it.",

@@ -309,7 +309,9 @@ REMEDIES: Sentences = {
     "remedy_webui_attention_mac": "Compute the attention in parts: --opt-sub-quad-attention.",
     "remedy_attention_slices": "Compute the attention in slices (enable_attention_slicing).",
     "remedy_comfy_attention": "Start ComfyUI with split attention (--use-split-cross-attention).",
-    "remedy_keep_less": ("In your own code: move results to RAM (.cpu()) or drop them (del) before the next input."),
+    "remedy_keep_less": (
+        "If your own code keeps results: move them to RAM (.cpu()) or drop them (del) before the next input."
+    ),
     "remedy_restart_program": (
         "If it is someone else's program: look for a newer version, and until then restart it from time to time."
     ),

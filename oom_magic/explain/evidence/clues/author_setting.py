@@ -109,6 +109,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"\bdarknet\b|\b(?:chang|edit|modif|compil)\w* (?:the )?[\w/.-]{1,40}\.c(?:pp)?\b",
         r"luajit|\.lua\b|luarocks|`lua\b|\bcutorch\b|\btorch7\b"
         r"|\brequire ?['\"]c?u?nn?['\"]|\.java:\d|\bgoroutine\b|\.rs:\d|\btch::|libtorch|torch::",
+        r"torchsharp|diffsharp|\bfsharp\b|\bcsharp\b|\b[cf]#|\bnuget\b|system\.runtime\.interopservices",
     ),
     "has_own_page": said_as(r"lm[- ]?studio|kobold|oobabooga|text-generation-webui|gpt4all|localai"),
     "in_notebook": said_as(r"jupyter|notebook|i?pykernel|ipython|\bcolab\b|\bkaggle\b"),
@@ -192,7 +193,9 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"(?:text|video|image)\s?encode\b|TextEncode|\bvae\b[^.\n]{0,12}\bdecod",
     ),
     "trains": said_as(
-        r"(?<!pre-)(?<!pre )(?<!not even )(?<!not )(?<!model i have )(?<!model i )(?<!model we )\btrain(?:ing|er"
+        # not in a list of things to be seen: "bus", "train"
+        r"(?<!, ')(?<!, \")(?<!,')(?<!,\")(?<!pre-)(?<!pre )(?<!not even )(?<!not )(?<!model i have )(?<!model i )"
+        r"(?<!model we )\btrain(?:ing|er"
         r"|ed|s|_\w+)?\b(?![- ]free| and inference|\?(?<=and training\?))"
         r"(?<!trained(?= model))(?<!trained(?= weights))(?<!trained(?= network))",
         r"\bfine[- ]?tun(?!ed (?:[\w.-]+ ){0,2}(?:models?|weights|checkpoints?|version)\b)",

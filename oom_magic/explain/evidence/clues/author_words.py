@@ -46,6 +46,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         rf"\b(?:{_RISES}) (?:\S+ ){{1,3}}(?:memory|vram|ram)(?: usage)? over time\b",
         r"\b(?:memory|gpu|vram|ram)[- ]?leak", r"leak\w* (?:of |in |on )?(?:the )?(?:gpu|cuda|vram)\b",
         r"\b(?:tak|us|consum|eat)(?:es|ing|e) more and more (?:gpu |v?ram )?(?:memory|vram|ram)\b",
+        r"\d ?[mg]i?b (?:of )?(?:\w+ )?(?:memory|ram|vram)? ?(?:per|each|every|a) "
+        r"(?:second|minute|hour|step|iteration|batch|epoch|request|image|frame)\b",
         r"leak(?:s|ing)? (?:of )?(?:gpu )?memory", r"accumulates? memory", r"keep increasing until",
         r"always growing",
         r"\bthe (?:more|longer)\b[^.\n]{0,60}\bthe (?:larger|more|higher|bigger)\b[^.\n]{0,16}\bmemory",
@@ -365,6 +367,7 @@ CODE_LINE = re.compile(
     r"|import \w[^\n]*|[\])}]+,?[ \t]*)$",
     re.M,
 )
+_NO_PROSE = re.compile(rf"{CODE_LINE.pattern}|https?://[^\s)\]>\"']{{1,400}}", re.M)
 # Statements that code makes, too.
 _IN_CODE = {
     *OF_THE_RUN,
@@ -391,10 +394,11 @@ def said_in(text: str) -> dict[str, str]:
         text = f"{text[:_LONGEST_STORY]}\n{text[-_LONGEST_STORY:]}"
     said = _NEGATION.sub(r"\1n't", _BLANKS.sub(" ", _QUOTED.sub("", text)))
     small = in_small_letters(said)
-    prose = in_small_letters(CODE_LINE.sub(lambda match: " " * len(match.group()), said))
+    prose = in_small_letters(_NO_PROSE.sub(lambda match: " " * len(match.group()), said))
     sources = ((key, pattern, small if key in _IN_CODE else prose) for key, pattern in TOLD.items())
     matches = {key: match for key, pattern, text in sources if (match := _told(pattern, text, key)) is not None}
-    if "grows" in matches and _told(TOLD["grows"], _COMPARED.sub("", small)) is None:
+    is_leak = "grows" in matches and "leak" in matches["grows"].group()
+    if "grows" in matches and not is_leak and _told(TOLD["grows"], _COMPARED.sub("", small)) is None:
         del matches["grows"]
     has_trained = "training_fits" in matches or not _TRAINS_NOW.search(said)
     if has_trained and _is_titled_training(said):

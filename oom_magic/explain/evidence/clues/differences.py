@@ -79,8 +79,9 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"only (?:fails|crashes|happens) (?:with|for|on) (?:large|long|big)",
         r"\bfor \w+ (?:larger|bigger|longer) than \d",
         r"(?:longer|larger|bigger) (?!gpus?\b|cards?\b|memory|vram|ram\b|machines?|instances?|models?"
-        r"|than\b|amounts?|and\b|batch|swap|one\b)[a-z]{4,}|\b(?:longer|larger|bigger) (?:sequences?"
-        r"|inputs?|images?|context|datasets?|graphs?|resolutions?|files?|prompts?|volumes?|videos?)\b",
+        r"|than\b|amounts?|and\b|batch|swap|one\b|compared\b|footprint)[a-z]{4,}"
+        r"|\b(?:longer|larger|bigger) (?:sequences?|inputs?|images?|context|datasets?|graphs?|resolutions?|files?"
+        r"|prompts?|volumes?|videos?)\b",
         r"(?:as|when|after) the context grows", r"\b(?:large|huge|big|high[- ]?res\w*|long) (?:\w+ )?(?:images?|graphs?"
         r"|inputs?|pictures?|volumes?|videos?|context\w*|prompts?|sequences?|point clouds?|scenes?|resolution)\b",
         r"1920\s?[x\u00d7]\s?1080|\b4k\b|6300, 6304", r"high(?:er)? resolution|higher quality",

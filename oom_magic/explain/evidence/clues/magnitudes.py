@@ -23,9 +23,13 @@ _SIDES = re.compile(
 _TAKEN = re.compile(r"\bempty_strided_\w{3,4}\([^\n]*")  # by compiled code
 _NOT_A_PICTURE = re.compile(r"(?:shape|size mismatch|weight|linear|matrix|torch\.size|tensor)\W{0,10}$", re.I | re.A)
 _OF_A_SETTING = re.compile(r"\bset\w+\(\s?$", re.I)  # setPinnedMemory(1024*1024)
+_OF_NUMBERS = re.compile(
+    r"[)\]]?,? (?:(?:single|double|half|dense|sparse|square|random|float\d*|fp\d\d)[- ]?(?:precision )?){0,2}"
+    r"(?:tensors?|matri(?:x|ces)|arrays?)\b", re.I,
+)  # fmt: skip
 _OF_A_PICTURE = re.compile(r"image|picture|photo|frame|video|resolution|size|shape|crop|tile|scan|slide|pixel", re.I)
 _PICTURE_SIDE = re.compile(
-    r"(?:images?|pictures?|resolution)[^.\n\d]{0,24}>?\s?(?<!-)(?!(?:199|20[012])\d(?!\d))(\d{4,5})(?![\d.])"
+    r"(?:images?|pictures?|resolution)(?:(?!\bon\b|\b(?:amd|rx|[rg]tx|radeon|nvidia|gpu|card)\b)[^.\n\d]){0,24}>?\s?(?<!-)(?!(?:199|20[012])\d(?!\d))(\d{4,5})(?![\d.])"
     r"\s?(?:px|pixels|p\b)?",
     re.I,
 )
@@ -129,6 +133,7 @@ def _is_no_large_picture(text: str, match: re.Match[str]) -> bool:
     before = text[max(0, match.start() - 24) : match.start()]
     sides = [int(side) for side in match.groups() if side][:2]
     is_another = _NOT_A_PICTURE.search(before) or _OF_A_SETTING.search(before)
+    is_another = is_another or _OF_NUMBERS.match(text, match.end())
     are_rows = max(sides) > _LONGEST_SHAPE * min(sides)
     return bool(is_another or are_rows or _RAN_SO.search(_sentence_of(text, match)))
 

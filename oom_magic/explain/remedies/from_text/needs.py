@@ -108,7 +108,7 @@ NEEDS: Mapping[str, Needs] = {
     "stream_data": _row("loads_data handles_files", absent="tried_stream"),
     "drop_each": _row(absent="trains_by_settings"),
     "arrays_for_lists": _row("workers", absent="trains_by_settings"),
-    "keep_less": _row(absent="has_one_memory", instead="drop_each"),
+    "keep_less": _row(absent="has_one_memory in_another_language", instead="drop_each"),
     "more_ram": _row(absent="hosted in_container"),
     "scheduler_memory": _row(absent="tried_limit"),
     "pod_memory": _row(absent="tried_limit"),
