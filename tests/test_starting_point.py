@@ -284,3 +284,18 @@ def test_what_was_there_is_placed_in_the_order_of_its_addresses():
     session.run(lambda: None)
     report = DrySession("RTX 3060", origin=session, has_bar=False, is_lasting=False).run(lambda: weights[0] * 2)
     assert report.timeline.requested_bytes[:3].tolist() == [12000, 8000, 4000]
+
+
+def test_a_run_that_has_ended_is_not_held_by_where_it_began() -> None:
+    """Its copies lead to the user's objects: optimizers of earlier cells stayed on the card after they were deleted."""
+
+    class Copies:
+        def original(self, one: Any) -> Any:
+            return one
+
+    copies = Copies()
+    start, seen = StartingPoint([{"optimizers": []}]), weakref.ref(copies)
+    start.restore(Snapshot().add, lambda _, held=copies: torch.ones(1), copies.original)
+    del copies
+    gc.collect()
+    assert seen() is None

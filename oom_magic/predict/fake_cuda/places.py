@@ -20,7 +20,7 @@ from oom_magic.predict.setups.gpus import GPU
 
 META = torch.device("meta")
 HOST_REAL_BYTES = 1 << 20  # a host tensor above this is fake too
-HOST_REAL_INTEGER_BYTES = 1 << 24  # integers and booleans decide branches, so larger ones stay real
+HOST_REAL_INTEGER_BYTES = 1 << 27  # integers and booleans decide branches, so larger ones stay real
 
 
 class Place(Enum):

@@ -145,6 +145,12 @@ class StartingPoint:
         object is that object.
         """
         self._made_anew, self._original = made_anew, original
+        try:
+            self._restore(noting)
+        finally:  # they hold what the run's copies were made of
+            self._made_anew, self._original = None, lambda one: one
+
+    def _restore(self, noting: Callable[[Any, int], None]) -> None:
         self.dropped.clear()
         for one in self._contents:
             container = _find(one)

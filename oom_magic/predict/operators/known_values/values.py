@@ -22,7 +22,7 @@ from oom_magic.predict.operators.known_values.shadows import Shadow, covers
 
 aten = torch.ops.aten
 
-SHADOW_ELEMENTS = 1 << 22  # of an integer or boolean tensor
+SHADOW_ELEMENTS = 1 << 24  # of an integer or boolean tensor
 SHADOW_FLOAT_ELEMENTS = 1 << 16
 UNKNOWN_NUMBER = 1.0  # what an unknown number is read as: a divisor and a logarithm's argument
 
