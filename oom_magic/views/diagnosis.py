@@ -303,7 +303,9 @@ def _evidence(diagnosis: Diagnosis) -> Iterator[Block]:
     lang = diagnosis.lang
     first = _said_first(diagnosis)
     items = [one for one in _located(diagnosis) if one != first and _says_something(one)]
+    top = [] if first is None else [Evidence("", {"quote": str(first.values.get("words", ""))})]
     items = [one for at, one in enumerate(items) if not _is_quoted_before(one, items[:at])]
+    items = [one for one in items if one.key in SENTENCES or not _is_quoted_before(one, top)]
     sentences = [_shown(one, lang) for one in items]
     if diagnosis.setup_phrases:
         setup = in_words(diagnosis.setup_phrases, lang)
@@ -477,7 +479,7 @@ def _holder(holder: Holder, lang: Language) -> str:
 
 def _message(diagnosis: Diagnosis) -> Iterator[Block]:
     failure, lang = diagnosis.main_failure, diagnosis.lang
-    if failure is not None and failure.text:
+    if failure is not None and failure.text and not failure.words:
         text = failure.text[:_LONGEST_MESSAGE].strip()
         text += "" if text.endswith((".", ")")) else " …"
         yield Details(translate("heading_message", lang), (Sentence(text, "quiet"),))

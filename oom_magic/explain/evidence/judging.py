@@ -39,7 +39,6 @@ from oom_magic.explain.evidence.precedents import features_of, precedents
 from oom_magic.explain.evidence.situation_rules import are_light, situation_rules
 from oom_magic.explain.evidence.text_rules import named_tensor, text_rules
 from oom_magic.explain.messages.failure import Failure
-from oom_magic.explain.messages.told import says_only_killed, says_only_trouble
 
 # A cause is named if its degree is at least this; below it the answer is "unknown".
 _NAMED_FROM = 0.25
@@ -390,10 +389,8 @@ def _meaning(failure: Failure, clues: Clues) -> Evidence:
 
 def meaning_of(failure: Failure, program: Program | None) -> Evidence:
     """What a message without numbers means, by its format and the program that printed it."""
-    if failure.format == "told_host" and says_only_killed(failure.text):
-        return Evidence("meaning_told_killed")
-    if failure.format.startswith("told") and says_only_trouble(failure.text):
-        return Evidence("meaning_told_trouble")
+    if failure.words:
+        return Evidence("meaning_told", {"words": failure.words})
     if failure.format == "jax" and _OF_XLA_ON_TPU.search(failure.text):
         return Evidence("meaning_xla_hbm")
     is_torch = is_pytorchs(failure) and (program is None or program.is_torch)

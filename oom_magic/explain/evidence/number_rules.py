@@ -335,7 +335,8 @@ def observations(failure: Failure) -> Iterator[Evidence]:
         yield _free_above_request(failure)
         yield Evidence("why_not_granted")
     if held is None and requested is None:
-        yield Evidence(f"meaning_{failure.format}")
+        said = {"words": failure.words} if failure.words else {}
+        yield Evidence("meaning_told" if said else f"meaning_{failure.format}", said)
 
 
 def facts_about(failure: Failure, clues: Clues) -> tuple[Evidence, ...]:

@@ -13,7 +13,6 @@ from oom_magic.explain.evidence.clues.traceback import Clues
 from oom_magic.explain.evidence.number_rules import is_held_by_others
 from oom_magic.explain.evidence.text_rules import computes_plainly, largest_late
 from oom_magic.explain.messages.failure import Failure
-from oom_magic.explain.messages.told import says_only_trouble
 from oom_magic.units import GIB
 
 # Messages without sizes.
@@ -121,8 +120,8 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         has_two = not ONE_MEMORY & set(clues.systems)
         yield Support(Cause.HOST_RAM, 0.4, Evidence("told_shutdown") if has_two else None)
     if failure is not None and failure.format == "told_host":
-        is_told = "killed" not in told and not says_only_trouble(failure.text)
-        yield Support(Cause.HOST_RAM, 0.5, Evidence("meaning_told_host") if is_told else None)
+        evidence = None if "killed" in told else Evidence("meaning_told", {"words": failure.words})
+        yield Support(Cause.HOST_RAM, 0.5, evidence)
     may_be = failure is None or failure.backend is None or failure.format == "told_host"
     if may_be and {"workers", "speaks_of_memory"} <= told and not {"one_worker", "trains_by_settings"} & told:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("told_workers"))

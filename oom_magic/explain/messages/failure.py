@@ -22,7 +22,8 @@ class Failure:
     "xpu", "npu", "mps", "cpu", "jax", "tensorflow"). ``is_oom`` is None where the text alone does not
     decide. ``other_processes`` holds every process the message lists as ``(pid, bytes)``, this very
     process included when it is listed under its host pid (``self_listed_as_pid``). ``text`` is the
-    message itself, without prefixes and colour codes, and ``start`` its offset in the cleaned text.
+    message itself, without prefixes and colour codes, and ``start`` its offset in the cleaned text. ``words``:
+    what a text that quotes no message says of it.
     """
 
     format: str
@@ -46,6 +47,7 @@ class Failure:
     torch_version_guess: str | None = None
     text: str = ""
     start: int = 0
+    words: str = ""
 
     @property
     def stuck_bytes(self) -> int | None:

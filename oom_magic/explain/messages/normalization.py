@@ -13,6 +13,10 @@ _ANSI = re.compile(r"(?:\x1b|\\x1b|\\u001b|\\033|\\e)\[[0-9;?]{0,20}[A-Za-z]|\[\
 _CONTROL = re.compile(
     r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b-\u200f\u2060\ufeff]|<br */?>|&(?:gt|lt|nbsp|quot|amp|#\d{1,6});"
 )
+LONGEST_QUOTE = 160
+_LONGEST_BESIDE = 60  # on either side of the words that were found
+_END_OF_CLAUSE = re.compile(r"[!?;。！？；\n]|\.(?=\s|$)")
+MARKS = re.compile(r"(?m:^)[\s>#|]+|[\s`*|]+")  # of Markdown, and blanks
 # Chinese keyboards and pages write punctuation, digits and letters twice as wide.
 _FULL_WIDTH = {0xFF01 + offset: 0x21 + offset for offset in range(94)} | {0x3000: 0x20, 0x3002: 0x2E}
 _RAY = r"\([\w.]{1,40} pid=\d{1,10}[^)\n]{0,60}\)"
@@ -138,3 +142,15 @@ def without_repeats(text: str) -> str:
         if len(shape) < _LEAST_OF_A_LOG or seen[shape] <= _KEPT_REPEATS or left[shape] < _KEPT_REPEATS:
             kept.append(line)
     return "\n".join(kept)
+
+
+def clause_around(text: str, start: int, end: int) -> str:
+    """The words of a text from ``start`` to ``end`` with those of their sentence around them, short enough to quote."""
+    end = min(end, start + LONGEST_QUOTE)
+    before = _END_OF_CLAUSE.split(text[max(0, start - _LONGEST_BESIDE) : start])[-1]
+    after = _END_OF_CLAUSE.split(text[end : end + _LONGEST_BESIDE], maxsplit=1)[0]
+    is_cut = len(before) == _LONGEST_BESIDE, len(after) == _LONGEST_BESIDE
+    before = before.partition(" ")[2] if is_cut[0] and " " in before else before
+    after = after.rpartition(" ")[0] if is_cut[1] and " " in after else after
+    quote = MARKS.sub(" ", f"{before}{text[start:end]}{after}").strip(" -,:;.、，。：；")
+    return f"{'… ' if is_cut[0] else ''}{quote}{' …' if is_cut[1] else ''}"

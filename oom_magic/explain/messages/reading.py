@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from oom_magic.explain.messages.failure import Failure
-from oom_magic.explain.messages.normalization import Squeezed, clean
+from oom_magic.explain.messages.normalization import Squeezed, clause_around, clean
 from oom_magic.explain.messages.others import (
     MOST_OF_A_KIND,
     MessageKind,
@@ -208,6 +208,8 @@ def _placed(item: _Found, room: tuple[int, int], around: _Around) -> Failure:
         values["backend"] = around.backend or values["backend"]
     values["exception"] = _exception_of(item, room, cleaned)
     values["text"] = cleaned[item.start : min(item.end, item.start + _MAX_TEXT)]
+    if values["format"].startswith("told"):
+        values["words"] = clause_around(cleaned, item.start, item.end)
     start, end = item.squeezed_span
     window = squeezed[max(0, start - 120) : end + _VERSION_WINDOW]
     if values["backend"] not in ("jax", "tensorflow"):

@@ -169,11 +169,7 @@ MEANINGS: Sentences = {
         " about memory."
     ),
     "meaning_catboost": "CatBoost could not allocate memory on the GPU.",
-    "meaning_told_device": "The text says that device memory ran out; no known message was found in it.",
-    "meaning_told_trouble": "The text tells of trouble with memory; no known message was found in it.",
-    "meaning_told_killed": ("The text says that a process was killed, or that it died without a message."),
-    "meaning_told_host": "The text says that host memory (RAM) ran out; no known message was found in it.",
-    "meaning_told": "The text says that memory ran out; no known message was found in it.",
+    "meaning_told": "No known message was found; the text says: “{words}”.",
     "meaning_sd_webui": "The web UI's attention does not fit at this image size.",
     "meaning_opencv": "OpenCV could not allocate RAM for an image.",
 }

@@ -10,6 +10,7 @@ import re
 from oom_magic.explain.evidence.clues.author_setting import OF_THE_RUN, WHEN, in_small_letters, said_as, words
 from oom_magic.explain.evidence.clues.differences import OBSERVED, contrast_in
 from oom_magic.explain.evidence.clues.environment import OTHERS_ON_DEVICE
+from oom_magic.explain.messages.normalization import LONGEST_QUOTE, MARKS, clause_around
 from oom_magic.explain.messages.told import KILLED
 
 _MEMORY = r"(?:memory|vram|(?<!of )ram|rss|usage|consumption|footprint)"
@@ -358,7 +359,6 @@ _ASKED = re.compile(
 _ASKED_AT_END = re.compile(r"[^\n。！.!，,]{0,10}(?:吗|么|呢)?\s?[?？]|[^\n。！.!?？，,]{0,6}吗")
 _ASKED_BEFORE = re.compile(r"(?:是不是|是否|难道|请问[^\n。]{0,8}是)[^\n。！？?]{0,16}$")
 _LONGEST_STORY = 10_000  # longer texts are logs
-_LONGEST_QUOTE = 160
 # Lines of code and frames: what they do is not what their author says of the run.
 CODE_LINE = re.compile(
     r"^[ \t>|]{0,40}(?:(?:import|from|def|class|for|while|with|return|print|elif|except|try|else|del|raise|async"
@@ -380,9 +380,6 @@ _IN_CODE = {
     "counts_metrics",
     "smaller_share_helps",
 }
-_LONGEST_BESIDE = 60  # on either side of the words that were found
-_END_OF_CLAUSE = re.compile(r"[!?;。！？；\n]|\.(?=\s|$)")
-_MARKS = re.compile(r"(?m:^)[\s>#|]+|[\s`*|]+")
 
 
 def said_in(text: str) -> dict[str, str]:
@@ -410,28 +407,16 @@ def said_in(text: str) -> dict[str, str]:
     quotes = {key: clause_around(said, match.start(), match.end()) for key, match in matches.items()}
     if "works_without" in matches:  # "if I don't add it": what it is was said before
         match = matches["works_without"]
-        start = max(0, match.start() - 2 * _LONGEST_QUOTE)
-        before = _MARKS.sub(" ", said[start : match.start()]).partition(" ")[2]
-        quotes["works_without"] = f"… {before}{_MARKS.sub(' ', said[match.start() : match.end()])}"
+        start = max(0, match.start() - 2 * LONGEST_QUOTE)
+        before = MARKS.sub(" ", said[start : match.start()]).partition(" ")[2]
+        quotes["works_without"] = f"… {before}{MARKS.sub(' ', said[match.start() : match.end()])}"
     contrast = contrast_in(said)
     return quotes | ({"sizes_contrast": clause_around(contrast, 0, len(contrast))} if contrast else {})
 
 
-def clause_around(text: str, start: int, end: int) -> str:
-    """The words of a text from ``start`` to ``end`` with those of their sentence around them, short enough to quote."""
-    end = min(end, start + _LONGEST_QUOTE)
-    before = _END_OF_CLAUSE.split(text[max(0, start - _LONGEST_BESIDE) : start])[-1]
-    after = _END_OF_CLAUSE.split(text[end : end + _LONGEST_BESIDE], maxsplit=1)[0]
-    is_cut = len(before) == _LONGEST_BESIDE, len(after) == _LONGEST_BESIDE
-    before = before.partition(" ")[2] if is_cut[0] and " " in before else before
-    after = after.rpartition(" ")[0] if is_cut[1] and " " in after else after
-    quote = _MARKS.sub(" ", f"{before}{text[start:end]}{after}").strip(" -,:;.、，。：；")
-    return f"{'… ' if is_cut[0] else ''}{quote}{' …' if is_cut[1] else ''}"
-
-
 def _is_titled_training(text: str) -> bool:
     """Whether the first line names a training, and nothing that comes after one."""
-    title = in_small_letters(text.lstrip()[:_LONGEST_QUOTE].split("\n", 1)[0])
+    title = in_small_letters(text.lstrip()[:LONGEST_QUOTE].split("\n", 1)[0])
     others = (TOLD[key].search(title) for key in ("infers", "evaluates", "saves"))
     return bool(_TRAINS_NOW.search(title) and not any(others))
 
@@ -469,7 +454,7 @@ def _is_not_seen(text: str, sentence: int, start: int, end: int) -> bool:
     if _NOT_SEEN.search(text, max(sentence, start - 120), start):
         return True
     line = text[: text.find("\n", end) if "\n" in text[end:] else len(text)].lstrip()
-    return "\n" not in line and "\n" in text.strip() and len(line) <= _LONGEST_QUOTE and not _FAILS.search(line)
+    return "\n" not in line and "\n" in text.strip() and len(line) <= LONGEST_QUOTE and not _FAILS.search(line)
 
 
 def _is_asked_in_chinese(text: str, start: int, end: int) -> bool:
