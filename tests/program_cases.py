@@ -423,6 +423,18 @@ def of_several_lengths() -> None:
         optimizer.zero_grad()
 
 
+def in_another_type(is_batched: bool) -> Callable[[], None]:
+    """Products of half precision with results of single precision, new and in a given tensor."""
+    product, added = (torch.bmm, torch.baddbmm) if is_batched else (torch.mm, torch.addmm)
+
+    def run() -> None:
+        half = torch.randn(*(3,) * is_batched, 512, 512, device=CUDA, dtype=torch.bfloat16)
+        sums = added(product(half, half, out_dtype=torch.float32), half, half, out_dtype=torch.float32)
+        added(sums, half.mT, half, out_dtype=torch.float32, out=sums)
+
+    return run
+
+
 PROGRAMS: dict[str, Callable[[], None]] = {
     "diffusion": diffusion,
     "adversarial": adversarial,
@@ -430,6 +442,8 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "offloaded": offloaded,
     "graph": graph,
     "bilinear": bilinear,
+    "in_another_type": in_another_type(is_batched=False),
+    "in_another_type_batched": in_another_type(is_batched=True),
     "of_several_lengths": of_several_lengths,
     "aware_of_quantization": aware_of_quantization,
     "penalized": penalized,

@@ -6,6 +6,7 @@ Source: aten/src/ATen/native/cuda/Blas.cpp (``addmm_out_cuda_impl``, ``prepare_m
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -14,7 +15,7 @@ from oom_magic.memory.categories import Category
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.instrumentation.recorder import SizeFunction
 from oom_magic.predict.kernels.scratch import HERE, cublas_bytes, cublas_lt_bytes
-from oom_magic.predict.operators.calls import Call, existing
+from oom_magic.predict.operators.calls import Call, Kernel, existing
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten
@@ -59,7 +60,29 @@ def product_rules(gpu: GPU) -> dict[OpOverload, Rule]:
     products = (aten.mm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.dot, aten.vdot, aten.addbmm)
     rules: dict[OpOverload, Rule] = {packet.default: _product for packet in products}
     rules[aten.addmm.default] = _biased_product
-    return {**rules, **existing({"_grouped_mm": partial(_grouped_product, gpu)})}
+    in_another: dict[str, Rule] = dict.fromkeys(map("{}.dtype".format, _IN_ANOTHER_TYPE), _product)
+    return {**rules, **existing(in_another | {"_grouped_mm": partial(_grouped_product, gpu)})}
+
+
+def _in_another_type(plain: OpOverload) -> Kernel:
+    """A product in a type of its own (``out_dtype``), of which PyTorch's kernels for ``meta`` tensors of 2.11 and 2.13
+    take the type for a factor (torch/_decomp/decompositions.py, ``addmm``; torch/_meta_registrations.py)."""
+
+    def run(*args: Any, out: torch.Tensor | None = None, **_factors: Any) -> torch.Tensor:
+        product: torch.Tensor = plain(*args[-3:-1])
+        return product.to(args[-1]) if out is None else out.resize_(product.shape)
+
+    return run
+
+
+_IN_ANOTHER_TYPE = {"mm": aten.mm, "bmm": aten.bmm, "addmm": aten.mm, "baddbmm": aten.bmm}
+KERNELS: dict[OpOverload, Kernel] = existing(
+    {
+        f"{name}.{overload}": _in_another_type(plain.default)
+        for name, plain in _IN_ANOTHER_TYPE.items()
+        for overload in ("dtype", "dtype_out")
+    }
+)
 
 
 def _grouped_product(gpu: GPU, call: Call) -> None:

@@ -40,9 +40,10 @@ def _into_given(rules: dict[OpOverload, Rule]) -> dict[OpOverload, Rule]:
     """The variants with ``out=``, and those that write into their first argument."""
     found = {}
     for operator, rule in rules.items():
-        if operator._overloadname == "default":
-            names = {"out", "values"} & set(operator.overloadpacket.overloads())
-            found.update({getattr(operator.overloadpacket, name): rule for name in names})
-            in_place = find_overload(f"{operator.overloadpacket.__name__}_")
+        packet, name = operator.overloadpacket, operator._overloadname
+        names = {"out", "values"} if name == "default" else {f"{name}_out"}
+        found.update({getattr(packet, one): rule for one in names & set(packet.overloads())})
+        if name == "default":
+            in_place = find_overload(f"{packet.__name__}_")
             found.update({} if in_place is None else {in_place: rule})
     return found

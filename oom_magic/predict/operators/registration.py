@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import Place
-from oom_magic.predict.kernels import convolutions, losses, normalization, recurrent
+from oom_magic.predict.kernels import convolutions, losses, matrix_products, normalization, recurrent
 from oom_magic.predict.kernels.normalization import is_by_cudnn
 from oom_magic.predict.operators.attention import attend
 from oom_magic.predict.operators.autocast import Autocast
@@ -232,6 +232,7 @@ def _in_order(op: OpOverload) -> Kernel:
 # Operators whose outputs have another memory layout on CUDA.
 _LAID_OUT: dict[OpOverload, Kernel] = {
     **losses.LAID_OUT,
+    **matrix_products.KERNELS,
     **{
         op: _in_order(op)
         for op in (
