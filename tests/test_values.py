@@ -108,6 +108,28 @@ def test_unknown_conditions_let_the_run_go_on() -> None:
     assert any("assumed to be finite" in text for text in texts)
 
 
+def test_an_adaptive_solver_comes_to_its_end() -> None:
+    """Its step is finite, also seen in double precision beside known times, and what it tries is accepted."""
+    steps = []
+
+    def program() -> None:
+        least, end = torch.zeros((), device="cuda", dtype=torch.float64), torch.ones((), device="cuda")
+        y, time = torch.randn(8, 16, device="cuda"), torch.zeros((), device="cuda", dtype=torch.float64)
+        while time < end:
+            step = (0.01 / y.norm()).double()
+            if not torch.isfinite(step):
+                step = least
+            assert time + step > time, "underflow"
+            error = (y.exp() - y).norm()
+            accept_step = error <= 1
+            steps.append(step.dtype)
+            if accept_step:
+                time = time + step
+
+    observed(program)
+    assert steps == [torch.float64, torch.float64]  # with known times, and with the time that it took
+
+
 def test_unknown_masks_of_what_was_copied_to_the_host() -> None:
     """Large copies on the host are pretended too, and can be indexed by masks computed there."""
     seen = []

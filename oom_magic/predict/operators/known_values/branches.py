@@ -29,8 +29,9 @@ _BETWEEN = tuple(
 def answer_that_goes_on(frame: FrameType | None, answered: dict[tuple[str, int], bool]) -> bool | None:
     """The value of a condition that lets the run go on; None if both values do.
 
-    An assertion holds, and an ``if`` that only raises is skipped. A ``while`` loop runs once: the last answer to its
-    condition is in ``answered``, by line. An optimizer of PyTorch does what it has a condition for (LBFGS keeps a step
+    An assertion holds, and an ``if`` that only raises is skipped. What an adaptive solver tries is accepted (``if
+    accept_step``): it would try for ever. A ``while`` loop runs once: the last answer to its condition is in
+    ``answered``, by line. An optimizer of PyTorch does what it has a condition for (LBFGS keeps a step
     in its history) unless that ends its step.
     """
     while frame is not None and _is_between(frame.f_code.co_filename):
@@ -47,7 +48,9 @@ def answer_that_goes_on(frame: FrameType | None, answered: dict[tuple[str, int],
     if isinstance(statement, ast.If):
         if file.startswith(_OPTIMIZERS):
             return is_negated == isinstance(statement.body[0], (ast.Raise, ast.Break, ast.Return))
-        return is_negated if isinstance(statement.body[0], ast.Raise) else None
+        if isinstance(statement.body[0], ast.Raise):
+            return is_negated
+        return not is_negated if "accept" in ast.unparse(statement.test).lower() else None
     answer = answered[file, number] = not answered.get((file, number), is_negated)
     return answer
 

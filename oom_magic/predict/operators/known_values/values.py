@@ -141,7 +141,7 @@ class Values:
         if _needs_known_values(func) and not all(map(self._is_known, tensors)):
             return
         finite = _answer_if_finite(func, args)
-        if finite is not None and self._shadow(args[0]) is None:
+        if finite is not None and not self._is_known(args[0]):
             self._put_constant(out, torch.full((), finite, dtype=torch.bool, device="cpu"))
             self._note(out, _("a check of values computed on the pretend GPU is read; they were assumed to be finite"))
             return
@@ -240,6 +240,9 @@ class Values:
         shadow = self._shadow(tensor)
         return shadow is not None and shadow.is_known(tensor)
 
+    def _is_unknown(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_meta and self._shadow(tensor) is None
+
     def _are_constant(self, func: OpOverload, tensors: list[torch.Tensor]) -> bool:
         """Whether an operator maps constants to a constant: an elementwise one, one such as ``min`` or ``any``, or one
         that joins equal ones."""
@@ -272,7 +275,8 @@ class Values:
 
     def _move_parts(self, func: OpOverload, args: Any, kwargs: dict[str, Any], out: torch.Tensor) -> None:
         """An operator that moves elements and computes nothing, on values of which a part is known."""
-        if not is_small(out) or not all(map(is_small, tensors_in(args, kwargs))):
+        tensors = tensors_in(args, kwargs)
+        if not all(map(is_small, (out, *tensors))) or all(map(self._is_unknown, tensors)):
             return
         values = self._repeat(func, args, kwargs, self._some_values)
         known = self._repeat(func, args, kwargs, self._some_marks)
