@@ -9,6 +9,7 @@ from pathlib import Path
 
 import other_library_cases
 import pytest
+import torch
 from library_cases import CASES, write_models
 from versions import installed_version
 
@@ -61,3 +62,19 @@ def test_each_step_of_other_libraries_takes_what_cuda_takes(name: str, tmp_path:
         pytest.skip(differing)
     assert steps_of(other_library_cases.CASES[name], tmp_path)[: len(recorded["steps"])] == recorded["steps"]
     assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.slow
+def test_how_many_boxes_are_left_is_assumed_and_said() -> None:
+    """Values decide, also what later operators take:."""
+    torchvision = pytest.importorskip("torchvision")
+
+    def program() -> None:
+        corners = torch.rand(5000, 2, device="cuda")
+        boxes, scores = torch.cat([corners, corners + torch.rand_like(corners)], 1), torch.rand(5000, device="cuda")
+        left.append(len(torchvision.ops.nms(boxes, scores, 0.5)))
+
+    left: list[int] = []
+    report = DrySession("H200").run(program)
+    assert left == [5000]
+    assert any(one.text.startswith("torchvision::nms: the size") for one in report.assumptions)

@@ -47,12 +47,9 @@ def find_fallback(error: Exception) -> _Fallback | None:
 
 def _run_sized_by_values(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The outputs of an operator such as ``torchvision::nms``, as long as its first tensor."""
-    name = func.name()
-    gpu.values.assume(
-        _("{name}: the size of its result depends on values; assumed to be that of its first tensor", name=name)
-    )
+    gpu.values.assume_as_long(func)
     with set_ctx_getter(lambda: _AsLongAs(_first_tensor(args, kwargs))):
-        return singleton.find(name).fake_impl.kernel(*args, **kwargs)
+        return singleton.find(func.name()).fake_impl.kernel(*args, **kwargs)
 
 
 def _run_without_kernel(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -44,6 +44,13 @@ class Values:
             _("{name}: its results are counted, but not what its kernel allocates internally", name=func.name())
         )
 
+    def assume_as_long(self, func: OpOverload) -> None:
+        """Note that an operator's result, whose size depends on values, is taken to be as long as its first tensor."""
+        text = _(
+            "{name}: the size of its result depends on values; assumed to be that of its first tensor", name=func.name()
+        )
+        self.assume(text)
+
     def forget(self, key: int) -> None:
         """A storage died."""
         self._shadows.pop(key, None)
