@@ -28,7 +28,18 @@ _QUICK = ("transformer", "losses_of_distances", "linear_algebra", "sparse_produc
 # 2.11 keeps a captured graph's random state on another stream. Why plain RNNs took 19 % less than their workspaces add up
 # to is not known.
 _OTHERWISE = {"t5", "masked", "detection", "rnn", "captured"}
-_NOT_HERE = ("timm", "deeplab", "densenet", "vgg", "detection", "graph_net", "gaussian", "lightning", "quantized")
+_NOT_HERE = (
+    "timm",
+    "deeplab",
+    "densenet",
+    "vgg",
+    "detection",
+    "graph_net",
+    "gaussian",
+    "lightning",
+    "quantized",
+    "steps_of_a_solver",
+)
 # What the card gave beyond what is said: blocks of several workspaces, or of batches on a stream of their own that were
 # freed late, stay cached (2 to 17 %); how many rows a sparse gradient has differs in each step, on both sides of 30 MiB;
 # before 2.13 PyTorch chose between free blocks of one size by their address.

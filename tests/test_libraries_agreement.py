@@ -66,7 +66,7 @@ def test_each_step_of_other_libraries_takes_what_cuda_takes(name: str, tmp_path:
 
 @pytest.mark.slow
 def test_how_many_boxes_are_left_is_assumed_and_said() -> None:
-    """Values decide, also what later operators take:."""
+    """Values decide, also what later operators take."""
     torchvision = pytest.importorskip("torchvision")
 
     def program() -> None:
