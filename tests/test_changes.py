@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 
 import pytest
@@ -15,7 +16,7 @@ from oom_magic.predict.setups.model_source import resolve_model
 from oom_magic.predict.what_if import loop_changes as habits
 from oom_magic.predict.what_if import model_changes as models
 from oom_magic.predict.what_if import optimizer_changes as optimizers
-from oom_magic.predict.what_if.change import Change, InapplicableError
+from oom_magic.predict.what_if.change import Change, InapplicableError, inputs_of
 from oom_magic.predict.what_if.survey import Survey
 
 transformers = pytest.importorskip("transformers")
@@ -108,6 +109,17 @@ def test_calls_of_other_lengths_are_cut_alike(length, after):
     inputs, mask, weights = torch.zeros(length, 3), torch.zeros(length), torch.zeros(5)
     args, kwargs = habits.ShorterInputs(0, 8, 2).arguments((inputs, weights), {"mask": mask, "returns": True})
     assert [len(one) for one in (*args, kwargs["mask"])] == [after, 5, after] and kwargs["returns"]
+
+
+def test_inputs_in_dictionaries_are_seen_and_cut():
+    """Of a batch as its tokenizer gives it, of the two texts of a pair, of pictures in a list not."""
+    ids, pictures = torch.zeros(8, 5, dtype=torch.long), [torch.zeros(3, 9, 9), torch.zeros(3, 7, 7)]
+    batch = collections.UserDict(input_ids=ids, length=5)
+    args = (batch, [{"input_ids": ids[:, :4]}, {"input_ids": ids}], pictures)
+    assert inputs_of(args, {}) == (((8, 5), True), ((8, 4), True), ((8, 5), True))
+    (first, pair, left), _ = habits.ShorterInputs(0, 8, 2).arguments(args, {})
+    assert [len(one["input_ids"]) for one in (first, *pair)] == [2, 2, 2] and left is pictures
+    assert len(batch["input_ids"]) == 8 and type(first) is collections.UserDict and first["length"] == 5
 
 
 def test_a_survey_changes_nothing_and_keeps_nothing():

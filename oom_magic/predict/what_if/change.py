@@ -90,8 +90,18 @@ Inputs = tuple[tuple[tuple[int, ...], bool], ...]  # of a call's tensors: shape,
 
 def inputs_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
     """The tensors that a model is called with."""
-    tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
-    return tuple((tuple(tensor.shape), not tensor.is_floating_point()) for tensor in tensors)
+    return tuple((tuple(tensor.shape), not tensor.is_floating_point()) for tensor in tensors_given(args, kwargs))
+
+
+def tensors_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors among arguments, and in the dictionaries among them or in a list, as of the texts of a pair.
+
+    In a list alone they may be pictures of many sizes.
+    """
+    given = [*args, *kwargs.values()]
+    given += [one for value in given if isinstance(value, (list, tuple)) for one in value if isinstance(one, Mapping)]
+    inside = [value for one in given if isinstance(one, Mapping) for value in one.values()]
+    return [value for value in (*given, *inside) if isinstance(value, torch.Tensor)]
 
 
 class ExpectedInputs(Change):

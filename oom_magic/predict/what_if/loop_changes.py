@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
+from copy import copy
 from typing import Any
 
 import numpy as np
 import torch
 
 from oom_magic.predict.isolation.patching import Patches, all_patched
-from oom_magic.predict.what_if.change import Change, InapplicableError
+from oom_magic.predict.what_if.change import Change, InapplicableError, tensors_given
 
 
 class ReleasedGradients(Change):
@@ -211,7 +212,7 @@ class ShorterInputs(Change):
         """The arguments with each tensor cut along the dimension in which it is as long as this call's inputs."""
         if self._without_gradients and torch.is_grad_enabled():
             return args, kwargs
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        tensors = tensors_given(args, kwargs)
         lengths = [tensor.shape[self.dimension] for tensor in tensors if tensor.dim() > self.dimension]
         length = self.before if self.before in lengths else next(iter(lengths), 0)
         return tuple(self._cut(value, length) for value in args), {
@@ -229,6 +230,12 @@ class ShorterInputs(Change):
             raise
 
     def _cut(self, value: Any, length: int) -> Any:
+        if isinstance(value, MutableMapping):
+            made = copy(value)
+            made.update({key: self._cut(one, length) for key, one in value.items()})
+            return made
+        if type(value) in (list, tuple) and any(isinstance(one, MutableMapping) for one in value):
+            return type(value)(self._cut(one, length) for one in value)
         if not isinstance(value, torch.Tensor) or value.dim() <= self.dimension:
             return value
         if value.shape[self.dimension] != length or length <= self.after:
