@@ -7,14 +7,17 @@ import gc
 import itertools
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from versions import recorded_with
 
+from oom_magic.explain.live.growth import Growth
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.rehearsal import Variation
+from oom_magic.notebook.cells.explanations import _as_they_were
 from oom_magic.predict.instrumentation import stop_rule
 from oom_magic.predict.instrumentation.starting_point import StartingPoint
 from oom_magic.predict.isolation.snapshot import Snapshot
@@ -299,3 +302,18 @@ def test_a_run_that_has_ended_is_not_held_by_where_it_began() -> None:
     del copies
     gc.collect()
     assert seen() is None
+
+
+def test_all_that_is_collected_together_goes_back_to_what_it_was() -> None:
+    """Scores of a run on the host, and their targets of the run before on the card, could not be compared."""
+    names: dict[str, Any] = {"history": {"scores": [], "target": [0]}, "seen": {}}
+    start = StartingPoint([names])
+    names["history"]["scores"].append(1)
+    names["history"]["target"].append(1)
+    grown = [
+        Growth(name, f"{name}.append(x)", "cell:1", 1, 1, False)
+        for name in ("history['scores']", "history['target']", "seen")
+    ]
+    first = replace(grown[0], beside=tuple(grown[1:]))
+    assert _as_they_were(first, names, start) == "history['scores'].clear()\ndel history['target'][1:]\nseen.clear()"
+    assert _as_they_were(first, names, None) == _as_they_were(None, names, start) == ""

@@ -77,7 +77,7 @@ def advise(
     ``memory``: the card's bytes, if it is not certain that the message is about this card.
     ``device``: the real card that the run failed on.
     ``names_left``: finds the variables with which the failed run still holds memory; no rehearsal begins with it.
-    ``emptied``: the line that takes what grew in the loop back to what it was, or "".
+    ``emptied``: the lines that take what grew in the loop back to what it was, or "".
     If the run cannot be rehearsed, the remedies are only named, with the reason.
     """
     situation = situation_of(diagnosis, gpu, report, memory, device)
