@@ -84,6 +84,13 @@ def test_prices_of_compiled_code_that_was_rehearsed_as_eager_code_are_marked():
     assert "it needs at most 15.00 GiB" in texts[0].replace("\n", " ") and "as eager code no single" in texts[1]
 
 
+def test_a_run_of_which_a_part_was_followed_is_not_said_to_fit():
+    as_is = replace(sample("en").as_is, needed_bytes=GIB, is_lower_bound=True)
+    text = str(replace(sample("en"), as_is=as_is))
+    (row,) = [line for line in text.splitlines() if line.startswith("the run as it is")]
+    assert row.split()[5:8] == ["1024.00", "MiB", "?"]
+
+
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_text_and_html_agree(lang):
     assert_text_and_html_agree(sample(lang).describe())

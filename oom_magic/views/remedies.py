@@ -88,8 +88,9 @@ def remedies_chart(remedies: Sequence[Remedy], as_is: AsItIs | None, lang: Langu
 
 
 def _as_it_is_word(as_is: AsItIs, wording: Wording) -> str:
-    fits = as_is.needed_bytes <= as_is.usable_bytes
-    return translate("verdict_fits", wording.lang) if fits else wording.price("verdict_no")
+    if as_is.needed_bytes > as_is.usable_bytes:
+        return wording.price("verdict_no")
+    return translate("fits_open" if as_is.is_lower_bound else "verdict_fits", wording.lang)
 
 
 def _verdict_word(remedy: Remedy, wording: Wording) -> str:
