@@ -17,7 +17,7 @@ from versions import recorded_with
 from oom_magic.explain.live.growth import Growth
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.rehearsal import Variation
-from oom_magic.notebook.cells.explanations import _as_they_were
+from oom_magic.notebook.cells.explanations import as_they_were
 from oom_magic.predict.instrumentation import stop_rule
 from oom_magic.predict.instrumentation.starting_point import StartingPoint
 from oom_magic.predict.isolation.snapshot import Snapshot
@@ -40,7 +40,7 @@ def gone_back(start: StartingPoint, namespace: dict) -> Snapshot:
     return noted
 
 
-def test_names_objects_and_states_are_as_they_were_and_then_as_they_are() -> None:
+def test_names_objects_and_states_areas_they_were_and_then_as_they_are() -> None:
     net = torch.nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(net.parameters())
     names = {"net": net, "optimizer": optimizer, "runner": Runner(), "losses": [], "batch_size": 8, "_": 1}
@@ -315,5 +315,5 @@ def test_all_that_is_collected_together_goes_back_to_what_it_was() -> None:
         for name in ("history['scores']", "history['target']", "seen")
     ]
     first = replace(grown[0], beside=tuple(grown[1:]))
-    assert _as_they_were(first, names, start) == "history['scores'].clear()\ndel history['target'][1:]\nseen.clear()"
-    assert _as_they_were(first, names, None) == _as_they_were(None, names, start) == ""
+    assert as_they_were(first, names, start) == "history['scores'].clear()\ndel history['target'][1:]\nseen.clear()"
+    assert as_they_were(first, names, None) == as_they_were(None, names, start) == ""

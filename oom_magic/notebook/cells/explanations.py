@@ -79,7 +79,7 @@ def evaluate_remedies(
             absent=held,
         )
         left = _names_left_finder(names, names_and_places(shell, runner)[1], cell.start, total)
-        emptied = _as_they_were(diagnosis.growth, names, cell.start)
+        emptied = as_they_were(diagnosis.growth, names, cell.start)
         yield from advise(diagnosis, rehearsal, gpu, report, device=device, names_left=left, emptied=emptied)
 
 
@@ -97,7 +97,7 @@ def _with_later_backward(
     return replace(diagnosis, evidence=(*diagnosis.evidence, told)), later.followed(code.execute)
 
 
-def _as_they_were(growth: Growth | None, names: Mapping[str, Any], start: StartingPoint | None) -> str:
+def as_they_were(growth: Growth | None, names: Mapping[str, Any], start: StartingPoint | None) -> str:
     """The statements for all that grew together: what stays on the card could not be joined with what does not."""
     grown = () if growth is None else (growth, *growth.beside)
     return "\n".join(filter(None, dict.fromkeys(_as_it_was(one, names, start) for one in grown)))
