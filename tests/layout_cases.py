@@ -132,5 +132,10 @@ LAYOUTS: dict[str, Callable[[], None]] = {
     ),
     "cl_instance_norm": of_module(lambda: nn.InstanceNorm2d(32), is_expanded=True),
     "cl_group_norm_half": of_module(lambda: nn.GroupNorm(32, 32).half(), shape=(512, 32, 2, 2), dtype=torch.half),
+    "group_norm_of_rows": of_module(lambda: nn.GroupNorm(4, 256), shape=(1024, 256, 1, 1)),
+    "group_norm_of_rows_half": of_module(
+        lambda: nn.GroupNorm(32, 256).half(), shape=(2048, 256, 1, 1), dtype=torch.half
+    ),
+    "group_norm_of_rows_plain": of_module(lambda: nn.GroupNorm(64, 256, affine=False), shape=(4096, 256, 1, 1)),
     "cl_group_norm_plain": of_module(lambda: nn.GroupNorm(2, 512, affine=False), shape=(256, 512, 1, 2)),
 }

@@ -21,21 +21,22 @@ aten = torch.ops.aten
 
 def _group_norm(call: Call) -> None:
     """aten/src/ATen/native/cuda/group_norm_kernel.cu, ``GroupNormKernelImplInternal``: statistics in single precision;
-    scales and shifts where there are weights."""
+    scales and shifts where there are weights, but for single values (``GroupNorm1dForward``)."""
     make_outputs(call)
     mean = call.outputs[1]
     for _ in range(2 if mean.element_size() < 4 else 0):
         call.take_like(mean, torch.float32)
-    for _ in range(2 if call.argument(1) is not None else 0):
+    for _ in range(2 if call.argument(1) is not None and call.argument(5) != 1 else 0):
         call.take(call.argument(3) * call.argument(4) * _wide_bytes(mean))
 
 
 def _group_norm_backward(call: Call) -> None:
-    """The same file, ``GroupNormBackwardKernelImplInternal``."""
+    """The same file, ``GroupNormBackwardKernelImplInternal`` (single values are not scaled)."""
     mean, weight = call.args[2], call.argument(4)
     batch, channels, groups = call.argument(5), call.argument(6), call.argument(8)
     make_outputs(call)
-    of_input = (groups, groups, channels if weight is not None else 0) if call.argument(9)[0] else ()
+    scales = channels if weight is not None and call.argument(7) != 1 else 0
+    of_input = (groups, groups, scales) if call.argument(9)[0] else ()
     sums = [call.take(batch * count * _wide_bytes(mean)) for count in (channels, channels, *of_input)]
     call.give_back(*sums[3:1:-1], *sums[4:], *sums[1::-1])
 
