@@ -219,7 +219,7 @@ from oom_magic.explain.explainer import explain
         ),
         pytest.param(
             "Training LoRAs works, but the dreambooth script runs out of RAM on the first step. I feel like 24GB (7900 XTX) should be"
-            " more than enough", ["device memory"], ["on the host"], id="RAM that is the card's",
+            " more than enough", ["author reports"], ["on the host"], id="RAM that is the card's",
         ),
     ],
 )  # fmt: skip

@@ -10,6 +10,7 @@ from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.evidence.clues.author_setting import in_small_letters, said_as
 from oom_magic.explain.evidence.clues.author_words import TOLD, said_in
 from oom_magic.explain.evidence.clues.differences import contrast_in
+from oom_magic.explain.evidence.clues.magnitudes import weights_in
 from oom_magic.explain.evidence.clues.tried import tried_in
 from oom_magic.explain.evidence.grounds import RESTS_ON, grounded
 from oom_magic.explain.explainer import explain
@@ -380,3 +381,51 @@ def test_what_is_mentioned_is_not_taken_for_what_failed(text, said, not_said):
     answer = " ".join(str(explain(text, fast=True, lang="en")).split())
     assert said in answer
     assert not_said not in answer
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "not_said"),
+    [
+        (
+            "CUDA out of memory at full resolution, it is okay at half resolution.\nmy config\nmax_disp: 320\n"
+            "train_iters: 22\nnum_steps: 200000",
+            "Give it less at once",
+            "microbatch",
+        ),
+        ("The GPU runs out of memory with my model", "The author reports that memory ran out", "Out of device memory"),
+        ("My job gets killed after an hour", "The author reports that a process was killed", "Out of"),
+        (
+            "slurmstepd: error: Detected 1 oom-kill event(s) in step 8.batch cgroup.\nI had this on a 750gb node and so i"
+            " increased to our 3TB node and specified the entire node.",
+            "Compare what it used with what the job was given",
+            "--mem=MORE",
+        ),
+        (
+            "The job is cancelled by the scheduler due to over-consumption of memory on the 180GB node (previously I did"
+            " get a `MemoryError` within Python).",
+            "RAM",
+            "Python could not allocate",
+        ),
+        (
+            "RuntimeError: CUDA out of memory. Tried to allocate 256.00 MiB (GPU 0; 10.76 GiB total capacity; 0 bytes"
+            " already allocated; 9.44 GiB free; 0 bytes reserved in total by PyTorch)\nI train on volumes of 512x512x300",
+            "The device had free memory",
+            "ragmentation",
+        ),
+        (
+            "koboldcpp.exe --model 13B.bin --usecublas --gpulayers 100\nllama_model_load_internal: n_ctx      = 2048\n"
+            "After offloading the layers the ram usage goes up by the same amount.",
+            "smaller model",
+            "shorter context",
+        ),
+    ],
+)  # fmt: skip
+def test_no_more_is_said_than_the_text_does(text, said, not_said):
+    answer = " ".join(str(explain(text, fast=True, lang="en")).split())
+    assert said in answer
+    assert not_said not in answer
+
+
+def test_the_model_is_the_one_that_is_loaded():
+    text = "LLaVA-13B takes 20 hours on 8 cards.\npython train.py --model_name_or_path /models/vicuna-7b-v1.5 --bf16"
+    assert weights_in(text).billions == 7

@@ -445,7 +445,7 @@ _OF_SCORES = (
         ),
         pytest.param(
             '训练时显卡显示内存溢出，batch_size=8',
-            ['device memory'], ['host memory', 'RAM ran out'],
+            ['author reports'], ['host memory', 'RAM ran out'],
             id="the card's memory in Chinese",
         ),
         pytest.param(

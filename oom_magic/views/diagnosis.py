@@ -124,8 +124,10 @@ def _title(diagnosis: Diagnosis) -> str:
     failure, lang = diagnosis.main_failure, diagnosis.lang
     if failure is None:
         return translate("title_nothing" if diagnosis.cause is Cause.UNKNOWN else "title_told", lang)
-    if failure.format.startswith("told") and says_only_trouble(failure.text):
-        return translate("title_told", lang)
+    if failure.words:  # no more is known than its author says
+        is_killed, is_trouble = says_only_killed(failure.text), says_only_trouble(failure.text)
+        said = "title_told" if is_trouble else "title_told_killed" if is_killed else "title_told_full"
+        return translate(said, lang)
     if diagnosis.cause in HOST_CAUSES and failure.is_oom is not None:
         return translate("title_host", lang)
     if diagnosis.is_oom and failure.backend == "cpu":

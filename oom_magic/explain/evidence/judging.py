@@ -29,6 +29,8 @@ from oom_magic.explain.evidence.grounds import grounded
 from oom_magic.explain.evidence.log_rules import SHRINKING
 from oom_magic.explain.evidence.number_rules import (
     MIN_OTHERS_SHARE,
+    OF_WHAT_IT_HOLDS,
+    holds_nothing,
     is_overflow,
     number_rules,
     observations,
@@ -261,7 +263,7 @@ def _contradicted(failure: Failure | None) -> frozenset[Cause]:
         found.add(Cause.OTHER_PROCESS)
     if failure.stuck_bytes is not None and 2 * failure.stuck_bytes < failure.requested_bytes:
         found.add(Cause.FRAGMENTATION)
-    return frozenset(found)
+    return frozenset(found | OF_WHAT_IT_HOLDS if holds_nothing(failure) else found)
 
 
 def _tempered(possible: Sequence[PossibleCause], shares: Mapping[Cause, float]) -> tuple[PossibleCause, ...]:

@@ -46,6 +46,11 @@ _ABSURD_TIMES = 20
 _NO_MEMORY_HOLDS = 2**50
 _NO_DEVICE_HOLDS = 2**44
 
+# Causes that are held by PyTorch when a request is refused.
+OF_WHAT_IT_HOLDS = frozenset({
+    Cause.ACTIVATIONS, Cause.LEAK_OR_RETAINED_REFERENCE, Cause.OPTIMIZER_STATE, Cause.FRAGMENTATION,
+})  # fmt: skip
+
 TENSOR_CAUSES = {
     "attention_scores": Cause.ATTENTION_SCORES,
     "logits_or_loss": Cause.LOGITS_OR_LOSS,
@@ -65,6 +70,8 @@ def number_rules(failure: Failure, clues: Clues) -> Iterator[Support]:
     yield from _mps(failure, clues)
     yield from _fragmentation(failure, clues)
     yield from _refused_with_room(failure, clues)
+    if holds_nothing(failure):
+        yield from (Support(cause, -0.9) for cause in OF_WHAT_IT_HOLDS)
 
 
 def _sysmem_fallback(failure: Failure, clues: Clues) -> Iterator[Support]:
@@ -193,6 +200,11 @@ def _little_of_its_own(failure: Failure, clues: Clues) -> Iterator[Support]:
         yield Support(cause, -0.7)
     if clues.phase != "loading":
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.7)
+
+
+def holds_nothing(failure: Failure) -> bool:
+    """Whether PyTorch says that it held 0 bytes; on a Mac, Metal holds more for it."""
+    return failure.pytorch_bytes == 0 and failure.backend in ("cuda", "hip")
 
 
 def is_held_by_others(failure: Failure | None) -> bool:

@@ -97,6 +97,8 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
         return True
     if "has_no_gpu" in told and not is_quoted:
         return True
+    if failure is None and {"saves", "speaks_of_ram"} <= told and "speaks_of_memory" not in told:
+        return True  # results are gathered and written there
     if "speaks_of_gpu" in told:
         return False
     if "computes_on_host" in told and not (failure is not None and failure.backend not in (None, "cpu")):
@@ -129,7 +131,7 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("told_loads_data"))
     elif "handles_files" in told and failure is not None and not clues.frameworks:
         yield Support(Cause.HOST_RAM, 0.45)
-    elif "speaks_of_ram" in told and "speaks_of_gpu" not in told:
+    elif "speaks_of_ram" in told and ("speaks_of_gpu" not in told or "saves" in told):
         yield Support(Cause.HOST_RAM, 0.45, Evidence("told_ram_only"))
     elif failure is not None and failure.format.startswith("told") and _names_no_device(failure, clues):
         yield Support(Cause.HOST_RAM, 0.4, Evidence("told_no_device"))

@@ -34,6 +34,11 @@ _NUL_CUT = re.compile(r"\.\s{0,8}G\s?P\s?U[ \t\xa0]*(?:$|\n|\\n|['\"`)|…])")
 # Logged by the allocator that TensorFlow and JAX share: where JAX runs it.
 _OF_JAX = re.compile(r"external/xla/|pjrt_stream_executor|\bjax|XLA_PYTHON_CLIENT")
 _OF_TENSORFLOW = re.compile(r"tensorflow[/\\.](?:python|core)|\bimport tensorflow|\bkeras\b")
+# Of the message that follows in the same statement: it came before what the text is about.
+_EARLIER = re.compile(
+    r"\b(?:(?:previously|earlier|formerly|at first|in the past),? (?:i|we)|used to (?:get|see|have))\b[^.!?\n]{0,40}$",
+    re.I,
+)
 _SEPARATORS = re.compile(r"[\s*`'\"|]+")
 # The device is named elsewhere in the text, if anywhere.
 _OF_ANY_DEVICE = (
@@ -70,7 +75,7 @@ def read(text: str) -> tuple[Failure, ...]:
     found = _located(_clearest(_squeezed_messages(squeezed.text)), squeezed)
     if all(item.is_faint for item in found):
         found = _clearest(found + [_found_of(kind, match) for kind, match in line_messages(cleaned)])
-    if all(_is_mentioned(item, squeezed.text) for item in found):
+    if all(_is_mentioned(item, squeezed.text) or _is_earlier(item, cleaned) for item in found):
         told = [_found_of(kind, match) for kind, match in told_messages(cleaned)]
         found = [item for item in told if item.values["is_oom"]] or found or told
     around = _Around(cleaned, squeezed.text)
@@ -84,6 +89,11 @@ def _is_mentioned(item: _Found, text: str) -> bool:
     start, end = item.squeezed_span
     is_access = item.values["format"] == "illegal_memory_access"
     return is_access and not text.startswith("was", end) and not text.endswith("cudaerror:", 0, start)
+
+
+def _is_earlier(item: _Found, cleaned: str) -> bool:
+    """Whether an author names a message that was printed before what the text is about."""
+    return not item.num_sizes and _EARLIER.search(cleaned[max(0, item.start - 80) : item.start]) is not None
 
 
 def _squeezed_messages(text: str) -> list[_Found]:

@@ -60,6 +60,8 @@ PAGE_CATALOGUE: Sentences = {
     "title_open": "An error that may be about memory",
     "title_not_oom": "Not a lack of memory",
     "title_nothing": "No memory error found",
+    "title_told_full": "The author reports that memory ran out",
+    "title_told_killed": "The author reports that a process was killed",
     "title_told": "No error message about memory, but the text is about memory",
     # The three lines on top.
     "line_what": "What happened: {text}",

@@ -216,7 +216,7 @@ REMEDIES: Sentences = {
         "Turn off pinning of offloaded weights (ComfyUI: --disable-pinned-memory): they are then kept in ordinary RAM."
     ),
     "remedy_one_at_a_time": "Serve one request at a time: each parallel slot has a cache of its own.",
-    "remedy_comfy_tiled": "Decode in tiles: the node VAE Decode (Tiled).",
+    "remedy_comfy_tiled": "Decode in tiles: the node VAE Decode (Tiled), or such an option of an extension's own node.",
     "remedy_comfy_fp8": "Use a model in fp8 or GGUF.",
     "remedy_smaller_image": "Make the image smaller, or generate fewer frames or images at once.",
     "remedy_diffusers_offload": (

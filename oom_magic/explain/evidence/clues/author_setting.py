@@ -196,7 +196,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         # not in a list of things to be seen: "bus", "train"
         r"(?<!, ')(?<!, \")(?<!,')(?<!,\")(?<!pre-)(?<!pre )(?<!not even )(?<!not )(?<!model i have )(?<!model i )"
         r"(?<!model we )\btrain(?:ing|er"
-        r"|ed|s|_\w+)?\b(?![- ]free| and inference|\?(?<=and training\?))"
+        # a number among settings ("train_iters: 22") trains nothing
+        r"|ed|s|_(?!\w+ ?[:=] ?\d)\w+)?\b(?![- ]free| and inference|\?(?<=and training\?))"
         r"(?<!trained(?= model))(?<!trained(?= weights))(?<!trained(?= network))",
         r"\bfine[- ]?tun(?!ed (?:[\w.-]+ ){0,2}(?:models?|weights|checkpoints?|version)\b)",
         r"\btrain\w*\.(?:py|sh)", r"(?<!-)\bepochs?\b", r"(?<![-_])\b(?:grpo|rlhf|dpo|reinforce\+\+)\b",

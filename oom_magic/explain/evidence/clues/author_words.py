@@ -367,6 +367,7 @@ CODE_LINE = re.compile(
     r"|import \w[^\n]*|[\])}]+,?[ \t]*)$",
     re.M,
 )
+_ONE_RANK = re.compile(r"--(?:num_gpus|nproc[-_]per[-_]node|num_processes)[= ]1\b")
 _NO_PROSE = re.compile(rf"{CODE_LINE.pattern}|https?://[^\s)\]>\"']{{1,400}}", re.M)
 # Statements that code makes, too.
 _IN_CODE = {
@@ -400,6 +401,8 @@ def said_in(text: str) -> dict[str, str]:
     has_trained = "training_fits" in matches or not _TRAINS_NOW.search(said)
     if has_trained and _is_titled_training(said):
         has_trained = False  # another training went before it
+    if _ONE_RANK.search(said):  # cards that others have are not this run's
+        matches = {key: match for key, match in matches.items() if key not in ("many_ranks", "shards")}
     if "spills" in matches:  # the card is full first
         matches.pop("host_fills", None)
     if has_trained and "infers" in matches and "evaluates" not in matches:

@@ -233,14 +233,19 @@ class Weights:
         return {**count, "weights_bytes": self.num_bytes}
 
 
+_LOADED = re.compile(r"(?:--model(?:_name_or_path|[-_]path|[-_]id)?[ =]|from_pretrained\()[ '\"]{0,3}[^\s'\"]{0,100}$")
+
+
 def weights_in(text: str, *, is_quantizing: bool = False) -> Weights | None:
     """The largest model that the text names by its parameters ("7B", "8x7B") or a known name; None: it names none.
 
+    One that a command or code loads goes before others, which may be of a guide or another run.
     In the precision named with it; in half precision if none is, or where it is only being quantized to that.
     """
     sizes = [(float(match.group(1)), match) for match in _PARAMETERS.finditer(text)]
     sizes += [(0.83 * int(match.group(1)) * int(match.group(2)), match) for match in _MIXTURE.finditer(text)]
     sizes = [one for one in sizes if 0.5 <= one[0] <= 700]
+    sizes = [one for one in sizes if _LOADED.search(text, max(0, one[1].start() - 120), one[1].start())] or sizes
     sizes = sizes or [(size, match) for pattern, size in _NAMED if (match := pattern.search(text))]
     if not sizes:
         return None

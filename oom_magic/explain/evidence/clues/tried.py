@@ -51,7 +51,8 @@ _CHANGES: Mapping[str, re.Pattern[str]] = {
     "tried_no_grad": words(r"\bno_grad\b|\binference_mode\b"),
     "tried_ram": words(r"\bswap\b|\bpag(?:e|ing) ?file", r"虚拟内存"),
     "tried_densify": words(r"densif\w*|grad_threshold"),
-    "tried_limit": words(r"\b(?:max(?:imum)?|more|larger|higher|increas\w+) (?:the )?(?:memory|mem|ram)\b|--mem\b"),
+    "tried_limit": words(r"\b(?:max(?:imum)?|more|larger|higher|increas\w+) (?:the )?(?:memory|mem|ram)\b|--mem\b"
+        r"|\bto (?:our |a |an |the )?\d[\d.,]{0,6} ?[gt]i?b\b|\b(?:entire|whole|full) node\b"),
 }  # fmt: skip
 # Changes that help only one way.
 _OF_SIZES = ("tried_batch", "tried_size", "tried_length", "tried_layers", "tried_workers")
@@ -72,7 +73,8 @@ _IN_VAIN = words(
     r"|(?:也|都)(?:还)?(?:会|不|没|报|爆|是|一样|无)",
 )
 _TRIED = words(
-    r"\btried(?! to (?:run|train|load|bring|start|generat|execut|enlarg|increas|infer|test|launch|fine))\b"
+    r"\b(?:i|we)(?:'ve| have)?(?: also| even| then)? (?:increased|raised|doubled|upgraded|moved|switched) (?:it )?to\b"
+    r"|\btried(?! to (?:run|train|load|bring|start|generat|execut|enlarg|increas|infer|test|launch|fine))\b"
     r"|\btry(?:ing)? (?:and|to) (?:lower|reduc|decreas)\w*"
     r"|\balready (?:set|reduced|lowered|decreased|enabled|using|used|changed|increased|raised)\b"
     r"|\b(?:except|besides|other than(?! \d)|apart from|instead of|without (?:changing|reducing|lowering|using))\b",

@@ -25,6 +25,7 @@ _WITHOUT_BATCH = {"of_graphs", "of_one_scene", "one_graph", "splats", "by_boosti
 _DESCRIBED = {"trains", "infers", "evaluates"}
 _STYLES = {"transformers Trainer": "trainer", "accelerate": "accelerate", "deepspeed": "accelerate"}
 _HOSTED = {"Kaggle", "Colab"}
+_SHORT_CONTEXT = 2048  # tokens; what programs set by themselves where they set little
 _LARGEST_SHARE = 0.95  # of a server's; the rest is the driver's and the context's
 _MAY_KEEP_GRAPHS = {"evaluates", "infers", "lacks_no_grad", "keeps_predictions"}
 _EVALUATING = {"names_evaluation", "evaluates", "infers", "in_evaluation"}
@@ -130,6 +131,7 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
         "own_loader": "own_loop" in found and loads and "other_workers" not in told,
         "by_dataloader": failure is not None and "dataloader" in failure.format,
         "has_largest_share": diagnosis.limits.get("share", 0) >= _LARGEST_SHARE,
+        "has_short_context": 0 < diagnosis.limits.get("length", 0) <= _SHORT_CONTEXT,
         "made_of_each_tensor": _OF_EACH_TENSOR in diagnosis.code or _OF_NEW_STATE in diagnosis.code,
         "has_small_share": "paddle_share" in evidence,
         "creates_weights": "program_without_inputs" in evidence,
