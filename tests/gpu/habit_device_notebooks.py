@@ -289,7 +289,7 @@ other(
 from transformers import Qwen2Config, Qwen2ForCausalLM
 qwen = Qwen2ForCausalLM(Qwen2Config(hidden_size=1024, intermediate_size=4096, num_hidden_layers=12, num_attention_heads=16,
                                     num_key_value_heads=4, vocab_size=64000)).to("cuda", torch.bfloat16).eval()
-prompts = [torch.randint(10, 64000, (20 + 7 * i % 60,)) for i in range(512)]
+prompts = [torch.randint(10, 64000, (20 + 7 * i % 60,)) for i in range(1024)]
 
 def left_padded(rows, pad=0):
     longest = max(map(len, rows))
