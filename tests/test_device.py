@@ -142,16 +142,21 @@ def _advised() -> list[Any]:
 
 @pytest.mark.parametrize(("device", "limit", "remedy"), _advised())
 def test_a_notebook_with_what_was_advised_takes_what_it_took_on_the_card(
-    device: str, limit: int, remedy: dict[str, Any]
+    device: str, limit: int, remedy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The code that was pasted there, and the limit within which it ran."""
-    for library in ("transformers", "accelerate", "torchvision"):
+    for library in ("transformers", "accelerate", "torchvision", "timm"):
         if any(library in cell for cell in remedy["cells"]):
             pytest.importorskip(library, exc_type=ImportError)
 
+    monkeypatch.syspath_prepend(tmp_path)
+    files = [cell.partition("\n") for cell in remedy["cells"] if cell.startswith("%%writefile ")]
+    for first, _, text in files:
+        (tmp_path / first.split()[1]).write_text(text, "utf-8")
+
     def run() -> None:
         names: dict[str, Any] = {"__name__": "__main__"}
-        for cell in remedy["cells"]:
+        for cell in remedy["cells"][len(files) :]:  # which come first
             exec(compile(cell, "<cell>", "exec"), names)
 
     report = om.dry_run(run, gpu=device, stop_after_steps=None)
