@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from oom_magic.explain.remedies.own_code.other_cells import arguments_of_earlier_cells, later_backward
+from oom_magic.explain.remedies.own_code.other_cells import (
+    arguments_of_earlier_cells,
+    handler_of_out_of_memory,
+    later_backward,
+)
 
 SEPARATE = "loss.backward()\noptimizer.step()"
 WHOLE = "loss = net(x).sum()\nloss.backward()"
@@ -68,3 +72,24 @@ def test_arguments_written_into_a_trainer_of_an_earlier_cell_are_changed_there()
     whole = INLINE.replace("fp16=False", "fp16=False, bf16=True") + "\nprint('after')"
     assert made.startswith("# half\ntrainer") and ast.dump(ast.parse(made)) == ast.dump(ast.parse(whole))
     assert not arguments_of_earlier_cells(ast.parse("other.train()"), names_of(INLINE), code)
+
+
+def tries_a_batch(batch):
+    try:
+        return bytes(batch)
+    except MemoryError as error:
+        print("out of memory", error)
+        return None
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ("try:\n    fit()\nexcept torch.cuda.OutOfMemoryError:\n    size //= 2", "except torch.cuda.OutOfMemoryError"),
+        ("while not tries_a_batch(size):\n    size //= 2", "except MemoryError"),
+        ("try:\n    fit()\nexcept torch.OutOfMemoryError as e:\n    log(e)\n    raise", ""),
+        ("try:\n    fit()\nexcept ValueError:\n    size = 1", ""),
+    ],
+)
+def test_code_whose_course_depends_on_running_out_of_memory_is_seen(cell, expected):
+    assert handler_of_out_of_memory(ast.parse(cell), {"tries_a_batch": tries_a_batch}) == expected

@@ -216,6 +216,10 @@ CATALOGUE: Sentences = {
         " an optimizer or a name speak for it. The estimates include it, but no operators between {name} and the"
         " loss; if none is to follow, run the cell under torch.no_grad()."
     ),
+    "catches_out_of_memory": (
+        "The code goes on where memory runs out ({code}), which no rehearsal does: what it finds out by that, such as"
+        " the largest batch, is in the estimates what it tries first."
+    ),
     "largest_sample": (
         "The samples of the data have different sizes: most rehearsed batches have the largest of the {count} in them,"
         " as one batch of each epoch has. Blocks of many sizes leave the cache in more pieces with time: the first"

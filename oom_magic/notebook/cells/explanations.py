@@ -63,7 +63,7 @@ def evaluate_remedies(
         code = code_of(shell, cell.source, names)
         origin, there_before = runner.session if cell.is_dry else None, _locate_before(shell, runner, cell)
         total = gpu.total_bytes if memory is None else memory
-        diagnosis, execute = _with_later_backward(diagnosis, code)
+        diagnosis, execute = _with_later_backward(_with_what_is_caught(diagnosis, code), code)
         rehearsal = CellRehearsal(
             execute,
             code.tree,
@@ -81,6 +81,16 @@ def evaluate_remedies(
         left = _names_left_finder(names, names_and_places(shell, runner)[1], cell.start, total)
         emptied = as_they_were(diagnosis.growth, names, cell.start)
         yield from advise(diagnosis, rehearsal, gpu, report, device=device, names_left=left, emptied=emptied)
+
+
+def _with_what_is_caught(diagnosis: Diagnosis, code: CellCode) -> Diagnosis:
+    """The diagnosis, which tells where the code's course depends on running out of memory."""
+    from oom_magic.explain.evidence.causes import Evidence
+    from oom_magic.explain.remedies.own_code.other_cells import handler_of_out_of_memory
+
+    handler = handler_of_out_of_memory(code.tree, code.names)
+    told = (Evidence("catches_out_of_memory", {"code": handler}),) if handler else ()
+    return replace(diagnosis, evidence=(*diagnosis.evidence, *told))
 
 
 def _with_later_backward(

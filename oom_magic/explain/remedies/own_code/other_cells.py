@@ -115,6 +115,18 @@ def later_backward(tree: ast.Module, names: Mapping[str, Any]) -> LaterBackward 
     return None
 
 
+def handler_of_out_of_memory(tree: ast.Module, names: Mapping[str, Any]) -> str:
+    """What the cell, or a function of the user's that it runs, goes on with where memory runs out, as a search for a
+    batch size does: the line that catches it, "" where there is none."""
+    handlers = (one for code in _codes(tree, names) for one in ast.walk(code) if isinstance(one, ast.ExceptHandler))
+    for one in handlers:
+        kind = "" if one.type is None else ast.unparse(one.type)
+        is_it = "OutOfMemory" in kind or any("out of memory" in ast.unparse(each).lower() for each in one.body)
+        if is_it and not isinstance(one.body[-1], ast.Raise):
+            return f"except {kind}"
+    return ""
+
+
 def speaks_of_training(tree: ast.Module, names: Mapping[str, Any]) -> bool:
     """Whether the cell, or a function of the user's that it runs, has a word of training."""
     return any(_SPEAKS_OF_TRAINING.search(ast.unparse(code)) for code in _codes(tree, names))
