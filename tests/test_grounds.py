@@ -418,12 +418,36 @@ def test_what_is_mentioned_is_not_taken_for_what_failed(text, said, not_said):
             "smaller model",
             "shorter context",
         ),
+        (
+            "Job 3410940 exceeded memory limit (15912452 > 15728640), being killed. I tried twice, with 15Gb allocated.",
+            "SLURM ended the job",
+            "from time to time",
+        ),
+        (
+            "I observe a memory leak (the GPU consumption raises by around 52 MiB at each new inference). I need a lot of inferences without exiting"
+            " the program. Is there a way to avoid these memory issues?",
+            "keeps memory alive",
+            "from time to time|Is there a way",
+        ),
+        (
+            "A large picture: it runs, and then suddenly the GPU usage spikes and I get an OOM error. empty_cache() does not"
+            " free up GPU memory post crash.",
+            "suddenly the GPU usage spikes",
+            "keeps memory alive",
+        ),
+        ("Potential GPU memory leak for TensorFlow models?\nThe card is full after one request", "", "Potential GPU"),
+        ("VRAM increasing slightly every step until I run out.", "memory ran out", "No error message"),
+        (
+            "CUDA OOM error when validating\nTraining takes ~6G of my V100. The batchsize I tried includes 4096 and 8192.",
+            "evaluation",
+            "smaller batch",
+        ),
     ],
 )  # fmt: skip
 def test_no_more_is_said_than_the_text_does(text, said, not_said):
     answer = " ".join(str(explain(text, fast=True, lang="en")).split())
     assert said in answer
-    assert not_said not in answer
+    assert not re.search(not_said, answer)
 
 
 def test_the_model_is_the_one_that_is_loaded():

@@ -95,10 +95,9 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
         or (failure is not None and failure.backend == "cpu")
     ):
         return True
-    if "has_no_gpu" in told and not is_quoted:
+    writes_results = failure is None and {"saves", "speaks_of_ram"} <= told and "speaks_of_memory" not in told
+    if writes_results or ("has_no_gpu" in told and not is_quoted):
         return True
-    if failure is None and {"saves", "speaks_of_ram"} <= told and "speaks_of_memory" not in told:
-        return True  # results are gathered and written there
     if "speaks_of_gpu" in told:
         return False
     if "computes_on_host" in told and not (failure is not None and failure.backend not in (None, "cpu")):

@@ -163,6 +163,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("shared_memory_full", "cpu", True, r"nospaceleftondevice.{0,80}/dev/shm"),
     ("slurm_oom_kill", "cpu", True, r"detected\d{1,6}oom[-_]?killevent"),
     ("slurm_oom_kill", "cpu", True, r"slurm.{0,60}exceeded(?:job|step)memorylimit|cgroupout-of-memoryhandler"),
+    ("slurm_oom_kill", "cpu", True, r"(?:job|step)[\d.]{1,20}exceededmemorylimit\(\d"),
     ("slurm_oom_kill", "cpu", True, r"srun:error:.{0,60}?task[\d,\-]{1,20}:outofmemory"),
     ("scheduler_oom_kill", "cpu", True, r"pbs:jobkilled:[vp]{0,2}mem|term_memlimit"),
     ("kernel_oom_killer", "cpu", True, r"outofmemory:kill(?:ed)?process|killedbytheoomkiller|invokedoom-?killer"

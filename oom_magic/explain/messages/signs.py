@@ -133,7 +133,7 @@ _SIGNS: tuple[tuple[tuple[tuple[str, ...], ...], tuple[int, ...]], ...] = (
     ((("refused",), ("got",), ("store",)), (12, 12)),
     ((("allocation",), ("failed",)), (20,)),
     ((("not_fit",), _HOLDERS), (30,)),
-    ((("store",), ("rises",), ("stops",)), (40, 60)),
+    ((("store",), ("rises",), ("stops", "spent")), (40, 60)),
     ((("store",), ("above",), ("granted",)), (24, 24)),
     ((("size",), ("above",), ("granted",)), (24, 24)),
     ((("more",), ("store",), ("than_there_is",)), (8, 16)),

@@ -124,6 +124,11 @@ _TROUBLE = re.compile(r"(?:\S+ )?memory (?:issues?|problems?)", re.I | re.A)
 _A_QUESTION = re.compile(
     r"是因为|是不是|是否|难道|\b(?:is|was|could) (?:it|this|that) (?:be )?(?:because|due|caused|related)", re.I | re.A
 )
+_HOW_TO = re.compile(
+    r"\b(?:is|are) there (?:a|any) \w+ to\b|\bhow (?:can|do|to|should)\b[^.\n]{0,16}"
+    r"\b(?:avoid|prevent|diagnos\w*|debug)\b|\bany (?:way|ideas?|hints?|advice)\b",
+    re.I | re.A,
+)
 _FORESEEN = re.compile(
     r"\b(?:(?:will|would) (?:it|this|that|they|we|i)|when (?:do|does|will|would|can))\b[^.?\n]{0,120}\?",
     re.I | re.A,
@@ -177,7 +182,16 @@ def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
 def _first_told(pattern: re.Pattern[str], cleaned: str) -> re.Match[str] | None:
     """The first place of a story that tells of a failure, rather than that there was none."""
     matches = islice(pattern.finditer(cleaned, 0, _LONGEST_STORY), _MOST_STATEMENTS)
-    return next((one for one in matches if not _DENIED.search(cleaned[max(0, one.start() - 24) : one.end()])), None)
+    return next((one for one in matches if not (_is_denied(cleaned, one) or _is_to_be_avoided(cleaned, one))), None)
+
+
+def _is_denied(cleaned: str, match: re.Match[str]) -> bool:
+    return _DENIED.search(cleaned[max(0, match.start() - 24) : match.end()]) is not None
+
+
+def _is_to_be_avoided(cleaned: str, match: re.Match[str]) -> bool:
+    """Whether an author only asks how to be rid of some trouble, which was told before."""
+    return says_only_trouble(match.group()) and _HOW_TO.search(_statement(cleaned, match)) is not None
 
 
 def _is_killed_for_device(kind: MessageKind, cleaned: str, match: re.Match[str]) -> bool:

@@ -223,6 +223,10 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"\btokeni?[sz]?e?|\bsequences?\b|\bseq_?len|\bprompts?\b|\bloras?\b|\bpeft\b|\bsft\b|language model"
         r"|translat\w+",
     ),
+    "may_not_restart": said_as(
+        r"\bwithout (?:exiting|restarting|stopping|closing|leaving)\b|\bdivid\w+ the (?:task|job|run)\b"
+        r"|\b(?:should|must|can|may)(?:n't| not) be (?:left|restarted|stopped|exited|closed)\b",
+    ),
     "names_lora": said_as(r"\b(?:q|do)?loras?\b|\badapters?\b"),
     "trains_whole": said_as(
         r"\bfull[- ](?:\w+[- ])?(?:fine-?tun\w*|training)\b|\bdreambooth ?/ ?fine-?tun",

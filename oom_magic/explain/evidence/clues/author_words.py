@@ -184,7 +184,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"switch(?:ing|ed)? (?:between )?(?:models?|checkpoints?|loras?)",
         r"(?:not|never|n't|without|refuse\w* to)\s(?:\w+\s){0,2}(?:releas\w*|unload\w*"
         r"|(?<!enough )free(?:d|s|ing)?\b(?! to)"
-        r"|clear(?:ed|s|ing)\b|clear (?:the |its |up |any |gpu|v?ram|mem)|clean(?:ed|s|ing|up)?\b|let (?:it )?go)",
+        r"|clear(?:ed|s|ing)\b|clear (?:the |its |up |any |gpu|v?ram|mem)|clean(?:ed|s|ing|up)?\b|let (?:it )?go)"
+        r"(?![^.\n]{0,40}\b(?:post|after)[- ](?:the |a |it )?crash)",
         r"(?:memory|vram)\s(?:\w+\s){0,2}(?:not|never)\s(?:\w+\s)?(?:released|freed|cleared|unloaded|cleaned)",
         r"(?:memory|vram) (?:(?:do|does|did|wo|will|is|was)(?:n\'?t| not)|never) "
         r"(?:get |go )?(?:clear|free|drop|down|fall)",
@@ -193,7 +194,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|\b(?:again (?:ran|run|start\w*)|(?:ran|run|start\w*) (?:it |the \w+ |this )?again)\b",
         r"(?:every|each|after each|eighth|several) (?:generation|run|iteration|inference|workflow)\b(?! step)",
         r"\bno (?:memory )?clean-?up\b",
-        r"\bmore than once\b|\brepeatedly\b|\btwice\b(?! as| (?:the )?(?:gpu |model )?(?:memory|size))"
+        r"\bmore than once\b|\brepeatedly\b|(?<!\btried )\btwice\b(?! as| (?:the )?(?:gpu |model )?(?:memory|size))"
         r"|(?<!to )\b(?:run|ran|running|call\w*|generat\w*) (?:\w+ ){0,4}(?:multiple|several) times\b|\bseveral runs\b"
         r"|\bre-?run(?:s|ning)?\b",
         r"\b(?:2x|double|twice) the (?:gpu )?memory\b", r"until i (?:close|restart|reopen|kill"
@@ -300,8 +301,10 @@ _ADVICE = re.compile(  # with Chinese between the words
     re.I,
 )
 _GUESSED = re.compile(
-    r"\b(?:doubt|suspect|guess|wonder|maybe|perhaps|possibly|probably|may|might|could)\w*\b(?: \w+){0,6} ?$", re.I
+    r"\b(?:doubt|suspect|guess|wonder|maybe|perhaps|possibly|probably|may|might|could)\w*\b(?: \w+){0,6} ?$",
+    re.I,
 )
+_SUPPOSED = re.compile(r"\b(?:potential|possible)\b(?: \w+){0,3} ?$")
 # What would be, what is planned, and what is praised did not fail.
 _NOT_SEEN = re.compile(
     r"\b(?:would|could|thank(?:s| you)|want(?:s|ed)? to|plan\w* to|hop(?:e|ing) to|(?:would|'d) like to|in order to"
@@ -434,6 +437,7 @@ def _told(pattern: re.Pattern[str], text: str, key: str = "") -> re.Match[str] |
         if _GUESSED.search(text, max(sentence, start - 48), start):
             continue
         is_no_growth = _AS_IT_SHOULD.match(text, match.end()) or _WANTED.search(match.group())
+        is_no_growth = is_no_growth or _SUPPOSED.search(text, max(sentence, start - 48), start)
         if key == "grows" and (is_no_growth or "sudden" in match.group()):
             continue
         if _SAID_BY_OTHERS.search(text, sentence, start):

@@ -58,7 +58,8 @@ _CHANGES: Mapping[str, re.Pattern[str]] = {
 _OF_SIZES = ("tried_batch", "tried_size", "tried_length", "tried_layers", "tried_workers")
 _LESS = words(
     r"reduc\w*|lower\w*|decreas\w*|small\w*|halv\w*|shrink\w*|shrank|shrunk|minim\w*|down to|less|fewer|crop\w*"
-    r"|resiz\w*|chang\w*|adjust\w*|modif\w*|play\w*|var(?:y|ied|ious)|differen\w*|any|no mat+er|regardless|\b[0-4]\b",
+    r"|resiz\w*|chang\w*|adjust\w*|modif\w*|play\w*|var(?:y|ied|ious)|differen\w*|any"
+    r"|tried includ\w+|no mat+er|regardless|\b[0-4]\b",
     r"[减降调改缩]|设[置为成]?[^\n，。]{0,4}小|无论|不管|最小|[为成到]\s?[0-4](?!\d)",
 )
 _IN_VAIN = words(

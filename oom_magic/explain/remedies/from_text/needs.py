@@ -146,7 +146,7 @@ NEEDS: Mapping[str, Needs] = {
     "comfy_lowvram": _row(absent="keeps_in_ram on_mps tried_vram swaps_blocks"),
     "comfy_fp8": _row(absent="on_mps tried_quantized", code="loads_by_comfyui", instead="smaller_model"),
     "webui_medvram": _row(absent="keeps_in_ram tried_vram"),
-    "restart_program": _row(absent="tried_restart trains", instead="drop_each"),
+    "restart_program": _row(absent="tried_restart may_not_restart trains", instead="drop_each"),
     "ollama_parallel": _row(absent="caches_in_8_bits"),
     "llama_cache_type": _row(absent="caches_in_8_bits by_whisper"),
     "data_on_host": _row(absent="data_is_on_host gaussians_grow", code="own_loop"),
