@@ -399,6 +399,14 @@ def test_what_is_printed_or_written_in_the_end_is_still_needed(shell) -> None:
     assert code.read_beside >= {"old", "kept"} and "new" not in code.read_beside
 
 
+def test_code_that_goes_on_where_memory_runs_out_is_named(shell):
+    tried = "try:\n    net(torch.zeros(8, 1024))\nexcept torch.OutOfMemoryError:\n    pass\n"
+    shell.run_cell(f"{CARD}import torch\nnet = torch.nn.Linear(1024, 1024).cuda()\nnet = net.cpu()\n{tried}"
+                   "net.cuda()(torch.zeros(2**21, 1024, device='cuda')).sum().backward()")  # fmt: skip
+    text = " ".join(str(run(shell, "%oom_explain")).split())
+    assert "where memory runs out (except torch.OutOfMemoryError), which no rehearsal does" in text
+
+
 def test_a_cell_whose_backward_is_in_the_next_is_priced_with_it(shell):
     def explained(cell):
         assert shell.run_cell(f"{CARD}{cell}", store_history=True).error_in_exec is not None

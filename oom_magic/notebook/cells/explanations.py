@@ -89,7 +89,7 @@ def _with_what_is_caught(diagnosis: Diagnosis, code: CellCode) -> Diagnosis:
     from oom_magic.explain.remedies.own_code.other_cells import handler_of_out_of_memory
 
     handler = handler_of_out_of_memory(code.tree, code.names)
-    told = (Evidence("catches_out_of_memory", {"code": handler}),) if handler else ()
+    told = (Evidence("catches_out_of_memory", {"handler": handler}),) if handler else ()
     return replace(diagnosis, evidence=(*diagnosis.evidence, *told))
 
 
