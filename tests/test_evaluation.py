@@ -460,6 +460,18 @@ def test_changes_that_save_nothing_are_not_named_after_all(monkeypatch):
     assert [(one.key, one.note.key) for one in last.remedies] == [("smaller_input", "reason_nothing_saves")]
 
 
+@pytest.mark.parametrize("number", [0, 9])
+def test_what_grows_is_not_said_to_fit_where_a_part_of_its_calls_was_followed(monkeypatch, number) -> None:
+    class Evaluating(Run):
+        calls_followed = number
+
+    monkeypatch.setattr(RemedyEvaluator, "remedies", lambda _: iter(()))
+    growth = Growth("kept", "kept.append(x)", "cell:3", 9, need(8), False, fixed="kept.append(x.cpu())")
+    diagnosis = explain("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 16.00 GiB.")
+    *_, last = advise(replace(diagnosis, growth=growth), Evaluating(), GPU, memory=need(64))
+    assert ("rehearsal_fits" in {one.key for one in last.evidence}) is (number == 0)
+
+
 def test_what_is_run_once_stands_apart_from_the_line_that_goes_into_the_loop(monkeypatch) -> None:
     code = "seen.append(x.cpu())\n# instead of seen.append(x)"
     fixed = Remedy("keep_on_host", 1, "same", {"fixed": "seen.append(x.cpu())"}, needed_bytes=GIB, code=code)

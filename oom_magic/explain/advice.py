@@ -173,7 +173,8 @@ def _rehearsed(diagnosis: Diagnosis, evaluator: RemedyEvaluator, situation: Situ
         sizes = {"needed_bytes": evaluator.needed_bytes, "usable_bytes": situation.usable_bytes}
         key = "grows_later" if situation.is_leaking else "first_steps_fit"
         fits = Evidence(key if steps else "rehearsal_fits", {**sizes, **steps})
-        is_told = held_only > 0  # what held memory when the run failed is known
+        # What held memory when the run failed is known: also what grew in it, where not all turns were followed.
+        is_told = held_only > 0 or (situation.is_leaking and evaluator.calls_followed > 0)
         evidence = diagnosis.evidence if is_told else (*diagnosis.evidence, fits)
         return replace(diagnosis, evidence=evidence, remedies=unpriced_remedies(diagnosis, _FITS))
     diagnosis = without_held(diagnosis, evaluator.baseline, evaluator.needed_bytes - situation.usable_bytes)

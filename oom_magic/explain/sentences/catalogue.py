@@ -217,8 +217,8 @@ CATALOGUE: Sentences = {
         " loss; if none is to follow, run the cell under torch.no_grad()."
     ),
     "catches_out_of_memory": (
-        "The code goes on where memory runs out ({handler}), which no rehearsal does: what it finds out by that, such as"
-        " the largest batch, is in the estimates what it tries first."
+        "The code goes on where memory runs out ({handler}), which no rehearsal does: what it finds out by that, such"
+        " as the largest batch, is in the estimates what it tries first."
     ),
     "largest_sample": (
         "The samples of the data have different sizes: most rehearsed batches have the largest of the {count} in them,"
