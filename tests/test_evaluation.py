@@ -394,6 +394,18 @@ def test_a_safe_remedy_comes_before_a_cheaper_one_that_fills_the_card():
     assert ranked([replace(full, fits=False, verdict=None), card])[0].key == "larger_card"
 
 
+@pytest.mark.parametrize(("ram", "fits"), [(None, True), (40 * GIB, True), (20 * GIB, None)])
+def test_what_goes_to_ram_must_fit_there(ram: int | None, fits: bool | None) -> None:
+    """An evaluation that collects 30 GiB in RAM is killed where 20 are free."""
+    situation = Situation(10 * GIB, GPU, ram_bytes=ram)
+    collected = Remedy("eval_accumulation", 3, "same", saving_bytes=30 * GIB)
+    remedy = situation.judged(collected, 3 * GIB)
+    assert (remedy.fits, remedy.note is None) == (fits, fits is not None)
+    assert situation.judged(replace(collected, key="no_grad"), 3 * GIB).fits
+    smaller = situation.judged(Remedy("smaller_evaluation", 4, "same", saving_bytes=25 * GIB), 8 * GIB)
+    assert ranked([remedy, smaller])[0].key == ("eval_accumulation" if fits else "smaller_evaluation")
+
+
 def test_an_older_model_is_released_before_the_run_is_changed_however_full_the_card_then_is():
     released = Remedy("drop_copy", 1, "same", fits=True, verdict="danger")
     smaller = Remedy("smaller_batch", 30, "same", fits=True, verdict="safe")

@@ -211,7 +211,10 @@ def situation_of(
     device: Device | None = None,
 ) -> Situation:
     """The card as the failed run found it: from its message if that is about a card of this size, else empty."""
+    from oom_magic.measure.device.host import host_memory
+
     failure = diagnosis.main_failure
+    ram = None if device is None else host_memory()[1]
     total = memory or gpu.total_bytes
     usable, others = max(total - gpu.context_bytes, 0), 0
     if device is None and report is not None:
@@ -235,6 +238,7 @@ def situation_of(
         backend=diagnosis.backend,
         expandable_segments=diagnosis.expandable_segments,
         is_windows=bool({"Windows", "WSL"} & set(diagnosis.systems)),
+        ram_bytes=ram,
     )
     limit = None if failure is None else failure.limit_bytes
     return situation if limit is None else situation.limited_to(limit)

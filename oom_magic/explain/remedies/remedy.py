@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from oom_magic.predict.setups.gpus import GPU
 
 _RELEASES = ("free_held", "drop_copy")  # what nobody needs
+_INTO_RAM = ("eval_accumulation", "offload_optimizer", "shards_on_host", "offload")  # goes what they save
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Situation:
     hold, ``held_bytes`` what only cells that failed before held: in a rehearsal it is free. ``growth`` is what grew in
     the loop that failed, ``style`` how the user trains ("plain", "trainer", "accelerate"), ``backend`` that of the
     device that ran out. ``raised`` is the same without the limit that this process was given for PyTorch's memory.
+    ``ram_bytes``: what is free of the host's memory; None where it is another machine's.
     """
 
     usable_bytes: int
@@ -89,6 +91,7 @@ class Situation:
     expandable_segments: bool = False
     is_windows: bool = False
     raised: Situation | None = None
+    ram_bytes: int | None = None
 
     def limited_to(self, limit_bytes: int) -> Situation:
         """The situation under a limit of what PyTorch may reserve, to which nothing outside PyTorch counts."""
@@ -118,6 +121,10 @@ class Situation:
     def judged(self, remedy: Remedy, needed_bytes: int, freed_bytes: int = 0) -> Remedy:
         """The remedy with this need of PyTorch's, ``freed_bytes`` of others released, and its verdict."""
         fits: bool | None = needed_bytes <= self.usable_bytes + freed_bytes
+        moved_bytes = (remedy.saving_bytes or 0) if remedy.key in _INTO_RAM else 0
+        if self.ram_bytes is not None and moved_bytes > self.ram_bytes:
+            note = Evidence("reason_ram", {"moved_bytes": moved_bytes, "ram_bytes": self.ram_bytes})
+            remedy, fits = replace(remedy, note=note), None
         if fits and remedy.is_lower_bound:
             fits = None
         used = needed_bytes + self.outside_bytes - freed_bytes

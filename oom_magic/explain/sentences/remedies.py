@@ -412,6 +412,7 @@ REASONS: Sentences = {
     "reason_loop_is_long": (
         "the loop is too long to be followed until the card is full; it had grown by {grown_bytes} when it failed"
     ),
+    "reason_ram": "about {moved_bytes} go to RAM instead, where {ram_bytes} are free",
     "reason_estimate": "an estimate, not rehearsed",
     "reason_after_release": "with {names} released",
     "reason_compiling_is_slow": (
