@@ -19,6 +19,7 @@ from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.remedies.remedy import AsItIs, Remedy
 from oom_magic.views import to_html
 from oom_magic.views.blocks import Bars, Code, Description, Details, Parts, Sentence, Table
+from oom_magic.views.remedies import best_remedy
 from oom_magic.views.text import display_width, to_text
 
 LOG = """(train) $ python train.py --model t5-small --batch_size 32 --max_length 256
@@ -200,3 +201,10 @@ def test_a_machine_without_a_gpu_is_told_of_the_pretend_one(text):
 
 def test_a_text_without_an_error_has_no_cause():
     assert "Why:" not in str(explain("ZeroDivisionError: division by zero"))
+
+
+def test_what_makes_room_for_a_part_of_a_loop_saves_nothing_of_it():
+    raised = Remedy("raise_limit", 4, "same", needed_bytes=GIB, saving_bytes=0, is_lower_bound=True)
+    said = best_remedy([raised], None, "en")
+    assert "at least 1.00 GiB of the card; what later" in said
+    assert " 0 bytes" not in said

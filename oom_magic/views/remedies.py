@@ -55,6 +55,8 @@ def best_remedy(remedies: Sequence[Remedy], as_is: AsItIs | None, lang: Language
         return wording.price("best_rehearsed", text=wording.of(best), verdict=verdict, **sizes)
     if best is not None and best.is_lower_bound and best.fits is None:
         sizes = {"needed_bytes": best.needed_bytes or 0, "saving_bytes": best.saving_bytes or 0}
+        if not best.saving_bytes:
+            return translate("best_room_at_least", lang, text=wording.of(best), **sizes)
         return wording.price("best_rehearsed", text=wording.of(best), **sizes)
     rehearsed = [one for one in remedies if one.fits is not None and not one.is_bought]
     saving = max(rehearsed, key=lambda one: one.saving_bytes or 0, default=None)

@@ -133,7 +133,7 @@ def _several_cards(report: MemoryReport, needed: int, situation: Situation) -> I
     """Sharding over several cards like this one: arithmetic, not rehearsed."""
     parts = report.breakdown
     sharded = parts["parameter"] + parts["gradient"] + parts["optimizer_state"]
-    for number in (2, 4, 8):
+    for number in (2, 4, 8) if needed > situation.usable_bytes else ():
         saving = sharded - sharded // number
         if needed - saving <= situation.usable_bytes:
             values = {"gpus": number, "saving_bytes": saving}

@@ -301,6 +301,10 @@ PAGE_CATALOGUE: Sentences = {
         "{text} Rehearsed for a part of its loop: it needs at least {needed_bytes} of the card, {saving_bytes} less by"
         " then; what later iterations take is not known."
     ),
+    "best_room_at_least": (
+        "{text} Rehearsed for a part of its loop: it needs at least {needed_bytes} of the card; what later iterations"
+        " take is not known."
+    ),
     "best_rehearsed_at_most": (
         "{text} Rehearsed as eager code: it needs at most {needed_bytes} of the card, and is {verdict}."
     ),
