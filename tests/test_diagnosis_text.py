@@ -204,7 +204,7 @@ def test_a_text_without_an_error_has_no_cause():
 
 
 def test_what_makes_room_for_a_part_of_a_loop_saves_nothing_of_it():
-    raised = Remedy("raise_limit", 4, "same", needed_bytes=GIB, saving_bytes=0, is_lower_bound=True)
+    raised = Remedy("raise_limit", 4, "same", needed_bytes=3 * GIB, saving_bytes=0, is_lower_bound=True)
     said = best_remedy([raised], None, "en")
-    assert "at least 1.00 GiB of the card; what later" in said
+    assert "at least 3.00 GiB of the card; what later" in said
     assert " 0 bytes" not in said
