@@ -149,6 +149,18 @@ def _sum_segments(take: Callable[..., int], call: Call) -> None:
     take(part_bytes, num_weights, width, made.element_size())
 
 
+def _is_in(call: Call) -> None:
+    """cuda/TensorCompare.cu, ``isin_default_kernel_gpu``: few numbers are compared with each element. Many are sorted
+    among the elements (TensorCompare.cpp, ``isin_sorting``), which takes what is not counted here."""
+    call.output(0)
+    elements, tested = (tensor.numel() for tensor in call.args[:2])
+    if tested < int(10 * elements**0.145):
+        call.take(elements * tested)
+        call.take(elements)
+    elif elements:
+        call.gpu.values.assume_uncounted(aten.isin.Tensor_Tensor)
+
+
 def _nonzero(call: Call) -> None:
     """aten/src/ATen/native/cuda/Nonzero.cu: they are counted, then chosen."""
     tensor = call.args[0]
@@ -285,6 +297,7 @@ def _put_rows(call: Call, source: torch.Tensor) -> None:
 
 RULES: dict[OpOverload, Rule] = {
     aten.embedding.default: _embedding,
+    aten.isin.Tensor_Tensor: _is_in,
     aten.nonzero.default: _nonzero,
     aten.masked_select.default: _masked_select,
     aten.repeat_interleave.Tensor: _repeat_interleave,
