@@ -172,16 +172,23 @@ def test_routers_spread_tokens_evenly() -> None:
         counts.append([len(torch.where(hit[expert])[1]) for expert in range(8)])
         counts.append(torch.bincount(top.flatten(), minlength=8).tolist())
         counts.append([len((router.max(0).indices == row).nonzero()) for row in (31, 32, 39, 40)])
+        counts.append([int((torch.multinomial(router, number) == 3).sum()) for number in (1, 2)])
         top.fill_(0)
         counts.append([int(top.sum())])
 
     report = observed(program)
-    assert counts == [[8] * 8, [16] * 8, [16] * 8, [0, 1, 1, 0], [0]]
+    assert counts == [[8] * 8, [16] * 8, [16] * 8, [0, 1, 1, 0], [8, 16], [0]]
     assert {one.text for one in report.assumptions} == {
-        "what argmax or topk chooses among values computed on the pretend GPU is read; all outcomes were assumed to"
-        " be equally frequent"
+        "what argmax, topk or multinomial chooses among values computed on the pretend GPU is read; all outcomes were"
+        " assumed to be equally frequent"
     }
-    assert {one.line.line - program.__code__.co_firstlineno for one in report.assumptions if one.line} == {5, 6, 7, 8}
+    assert {one.line.line - program.__code__.co_firstlineno for one in report.assumptions if one.line} == {
+        5,
+        6,
+        7,
+        8,
+        9,
+    }
 
 
 def test_numbers_that_are_known_are_compared() -> None:

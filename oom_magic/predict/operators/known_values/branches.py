@@ -1,8 +1,8 @@
 """Answers to unknown conditions that let the run go on: checks pass, and loops end.
 
-Choices by unknown values, such as ``argmax`` and ``topk``, are assumed to select all possibilities equally often. So a
-router sends to each expert the same number of tokens. The first choice is in the middle, because special tokens, such
-as the one that ends a sequence, are at an end of the vocabulary.
+Choices by unknown values, such as ``argmax``, ``topk`` and ``multinomial``, are assumed to select all possibilities
+equally often. So a router sends to each expert the same number of tokens. The first choice is in the middle, because
+special tokens, such as the one that ends a sequence, are at an end of the vocabulary.
 """
 
 from __future__ import annotations
@@ -74,8 +74,13 @@ def _branches(source: str) -> dict[int, ast.If | ast.While | ast.Assert]:
 
 
 aten = torch.ops.aten
-_ARGUMENTS = {aten.argmax.default, aten.argmin.default}
-_WITH_INDICES = {aten.max.dim: 1, aten.min.dim: 1, aten.topk.default: 2}  # at which position is the dimension
+_ARGUMENTS = {aten.argmax.default, aten.argmin.default, aten.argmax.out}  # which multinomial is made of
+_WITH_INDICES = {
+    aten.max.dim: 1,
+    aten.min.dim: 1,
+    aten.topk.default: 2,
+    aten.topk.values: 2,
+}  # at which position is the dimension
 CHOOSING = frozenset([*_ARGUMENTS, *_WITH_INDICES])
 
 

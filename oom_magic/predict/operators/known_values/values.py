@@ -194,8 +194,8 @@ class Values:
             self._note(
                 chosen[0],
                 _(
-                    "what argmax or topk chooses among values computed on the pretend GPU is read; all outcomes"
-                    " were assumed to be equally frequent"
+                    "what argmax, topk or multinomial chooses among values computed on the pretend GPU is read; all"
+                    " outcomes were assumed to be equally frequent"
                 ),
             )
 
@@ -314,6 +314,7 @@ class Values:
             if not self._write_parts(func, args, kwargs, targets):
                 for target in targets:
                     self._forget(target)
+                self._choose(func, args, targets[0] if len(targets) == 1 else targets)
             return
         assumption = self.assumption_about(read)
         if func in _FILLS:
