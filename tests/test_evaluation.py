@@ -17,7 +17,7 @@ from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.fitting_sizes import largest_fitting
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError
 from oom_magic.explain.remedies.remedy import Remedy, Situation, ranked
-from oom_magic.explain.remedies.room import InTheWay, other_hardware
+from oom_magic.explain.remedies.room import InTheWay
 from oom_magic.explain.remedies.specs import remedy_specs
 from oom_magic.explain.sentences.catalogue import SENTENCES
 from oom_magic.memory.allocator.replay import minimum_device_bytes
@@ -392,28 +392,6 @@ def test_a_safe_remedy_comes_before_a_cheaper_one_that_fills_the_card():
     card = Remedy("larger_card", 0, "same", fits=True, verdict="safe", is_bought=True)
     assert [one.key for one in ranked([card, full, safe])] == ["lora", "sdpa", "larger_card"]
     assert ranked([replace(full, fits=False, verdict=None), card])[0].key == "larger_card"
-
-
-@pytest.mark.parametrize(("ram", "fits"), [(None, True), (40 * GIB, True), (20 * GIB, None)])
-def test_what_goes_to_ram_must_fit_there(ram: int | None, fits: bool | None) -> None:
-    """An evaluation that collects 30 GiB in RAM is killed where 20 are free."""
-    situation = Situation(10 * GIB, GPU, ram_bytes=ram)
-    collected = Remedy("eval_accumulation", 3, "same", saving_bytes=30 * GIB)
-    remedy = situation.judged(collected, 3 * GIB)
-    assert (remedy.fits, remedy.note is None) == (fits, fits is not None)
-    assert situation.judged(replace(collected, key="no_grad"), 3 * GIB).fits
-    smaller = situation.judged(Remedy("smaller_evaluation", 4, "same", saving_bytes=25 * GIB), 8 * GIB)
-    assert ranked([remedy, smaller])[0].key == ("eval_accumulation" if fits else "smaller_evaluation")
-
-
-def test_several_cards_are_named_where_one_is_too_small() -> None:
-    """A part of a loop that fits one card as it is would need 0 bytes less on each of two."""
-    report = predicted_of(training_timeline(num_steps=2, scale=4))
-    named = [
-        [one.key for one in other_hardware(report, need(4), Situation(usable, GPU), is_alone=True)]
-        for usable in (need(4) - MIB, need(4))
-    ]
-    assert [("fsdp" in keys) for keys in named] == [True, False]
 
 
 def test_an_older_model_is_released_before_the_run_is_changed_however_full_the_card_then_is():

@@ -142,16 +142,20 @@ def _plain(function: Any, owner: Any) -> Iterator[tuple[FunctionType, Any]]:
 
 def _definition(function: FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     code = function.__code__
-    try:
-        tree = ast.parse("".join(linecache.getlines(code.co_filename, function.__globals__)))
-    except (SyntaxError, ValueError):
-        return None
-    for node in ast.walk(tree):
+    for node in ast.walk(parsed(code.co_filename, function.__globals__)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name:
             first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
             if first == code.co_firstlineno:
                 return node
     return None
+
+
+def parsed(file: str, variables: dict[str, Any]) -> ast.Module:
+    """The source of a file, or a cell, with the globals of its code; nothing where it has none."""
+    try:
+        return ast.parse("".join(linecache.getlines(file, variables)))
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
 
 
 def _content(cell: CellType) -> Any:

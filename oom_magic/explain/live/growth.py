@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import linecache
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.live.backward_in_turns import InTurns, in_turns
-from oom_magic.explain.live.called import NOTHING, called_in, object_of
+from oom_magic.explain.live.called import NOTHING, called_in, object_of, parsed
 from oom_magic.explain.live.fixed_lines import (
     added_by,
     cut_off,
@@ -260,7 +259,7 @@ def _ends_with_call(statement: ast.stmt, code: CodeType, names: Mapping[str, Any
 def _run_by_loops(file: str, variables: dict[str, Any], line: int, names: Mapping[str, Any]) -> Iterator[_Run]:
     """The statements that the loops around a line run, those of the user's functions included: each with its loop or
     function, its file and the names that it finds."""
-    for node in ast.walk(_parsed(file, variables)):
+    for node in ast.walk(parsed(file, variables)):
         if isinstance(node, (ast.For, ast.While)) and node.lineno <= line <= (node.end_lineno or 0):
             yield from ((statement, node, file, names) for statement in _statements(node.body))
             for one in called_in(node, names):
@@ -274,7 +273,7 @@ def _is_library(code: CodeType) -> bool:
 
 def _kept_after(code: CodeType, line: int, variables: dict[str, Any], names: Mapping[str, Any]) -> Iterator[_Run]:
     """The statements of the user's function around a line that add to what is there after it, as ``_run_by_loops``."""
-    functions = (one for one in ast.walk(_parsed(code.co_filename, variables)) if isinstance(one, ast.FunctionDef))
+    functions = (one for one in ast.walk(parsed(code.co_filename, variables)) if isinstance(one, ast.FunctionDef))
     for one in functions:
         is_around = one.name == code.co_name and one.lineno <= line <= (one.end_lineno or 0)
         for statement in _statements(one.body) if is_around else ():
@@ -282,14 +281,6 @@ def _kept_after(code: CodeType, line: int, variables: dict[str, Any], names: Map
             is_own = isinstance(grown, ast.Name) and grown.id in code.co_varnames
             if grown is not None and not is_own:
                 yield statement, one, code.co_filename, names
-
-
-def _parsed(file: str, variables: dict[str, Any]) -> ast.Module:
-    """The source of a file; nothing where it has none."""
-    try:
-        return ast.parse("".join(linecache.getlines(file, variables)))
-    except (SyntaxError, ValueError):
-        return ast.Module([], [])
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ast
-import linecache
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Literal
 
 from oom_magic.explain.evidence.causes import Evidence
-from oom_magic.explain.live.called import called_in
+from oom_magic.explain.live.called import called_in, parsed
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.user_code import is_users_file
 
@@ -153,8 +151,7 @@ def _names_used(error: BaseException | None, names: Mapping[str, Any]) -> set[st
     codes: list[ast.AST] = []
     for frame, _ in walk_tb(None if error is None else error.__traceback__):
         if frame.f_code.co_name == "<module>" and is_users_file(frame.f_code.co_filename):
-            with suppress(SyntaxError, ValueError):
-                codes.append(ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))))
+            codes.append(parsed(frame.f_code.co_filename, frame.f_globals))
     codes += [one.definition for code in tuple(codes) for one in called_in(code, names)]
     found = (node for code in codes for node in ast.walk(code) if isinstance(node, ast.Name))
     return {node.id for node in found if isinstance(node.ctx, ast.Load)}

@@ -6,12 +6,12 @@ A recurrence over time, a sum of losses over the parts of a batch, a list of out
 from __future__ import annotations
 
 import ast
-import linecache
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
+from oom_magic.explain.live.called import parsed
 from oom_magic.explain.remedies.own_code.loops import is_stored
 from oom_magic.user_code import is_users_file
 
@@ -104,12 +104,8 @@ def _innermost_loop(line: int, frame: FrameType) -> ast.stmt | None:
 
 def path_to(file: str, variables: dict[str, Any], line: int) -> Path:
     """The blocks of the function that a line is in, outermost first, each with the place of the line in it."""
-    try:
-        tree: ast.AST = ast.parse("".join(linecache.getlines(file, variables)))
-    except (SyntaxError, ValueError):
-        return []
     path: Path = []
-    inner: ast.AST | None = tree
+    inner: ast.AST | None = parsed(file, variables)
     while inner is not None:
         path = [] if isinstance(inner, _DEFINING) else path
         blocks = [block for field in _BODIES if isinstance(block := getattr(inner, field, None), list)]

@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
-from oom_magic.predict.fake_cuda.places import Place, tensors_in
+from oom_magic.predict.fake_cuda.places import Handler, Place, tensors_in
 from oom_magic.predict.kernels.copies import make_outputs
 from oom_magic.predict.libraries.adapters import Adapter, Run
 from oom_magic.predict.libraries.composed_kernels import Kernel, added, composed, operators_of
@@ -130,11 +130,15 @@ _COMPOSED: dict[str, Kernel] = {
 _WITHOUT_SCRATCH = {"roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool"}  # and their gradients
 
 
-def _boxes_left(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``nms``, which leaves as many boxes as do not overlap."""
-    if any(gpu.place(tensor) is Place.GPU for tensor in tensors_in(args, kwargs)):
-        gpu.values.assume_as_long(func)
-    return composed(_COMPOSED)(gpu, func, args, kwargs)
+def _all_boxes_left(run_operator: Handler) -> Handler:
+    """The handler of ``nms``, which leaves as many boxes as do not overlap."""
+
+    def run(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if any(gpu.place(tensor) is Place.GPU for tensor in tensors_in(args, kwargs)):
+            gpu.values.assume_as_long(func)
+        return run_operator(gpu, func, args, kwargs)
+
+    return run
 
 
 @contextmanager
@@ -143,8 +147,9 @@ def _kernels_followed(module: ModuleType, run: Run) -> Iterator[None]:
     operators = operators_of("torchvision")
     names = {operator: operator.name().partition("::")[2].removeprefix("_") for operator in operators}
     alone = {operator for operator, name in names.items() if name.removesuffix("_backward") in _WITHOUT_SCRATCH}
-    handlers = {operator: composed(_COMPOSED) for operator in operators if operator.name() in _COMPOSED}
-    handlers |= {operator: _boxes_left for operator in handlers if names[operator] == "nms"}
+    handler = composed(_COMPOSED)
+    handlers = {operator: handler for operator in operators if operator.name() in _COMPOSED}
+    handlers |= {operator: _all_boxes_left(handler) for operator in handlers if names[operator] == "nms"}
     with added(run.gpu.rules, dict.fromkeys(alone, make_outputs)), added(run.gpu.handlers, handlers):
         yield
 
