@@ -402,9 +402,9 @@ class CellRehearsal:
     @cached_property
     def _leaves(self) -> Leaves:
         """Of graphs that there were before the first run."""
-        from oom_magic.predict.instrumentation.rebound_names import leaves_of_graphs
+        from oom_magic.predict.instrumentation.rebound_names import Leaves
 
-        return leaves_of_graphs()
+        return Leaves()
 
     @cached_property
     def _alike(self) -> dict[str, Any]:

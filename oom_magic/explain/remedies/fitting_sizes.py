@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-# Memory grows almost linearly with a size: a size expected this far above the limit is not tried.
+# Memory grows almost linearly with a size: a size expected this far above the limit is not tried. Any other is tried
+# before the smaller ones, as it would be after them.
 _CLEARLY_ABOVE = 1.03
 _NOT_IN_PROPORTION = 1.25  # times what was expected
 
@@ -21,11 +22,12 @@ def largest_fitting(
     low, high = -1, len(sizes)
     is_off = False
     while high - low > 1:
-        guess = next((at for at in range(high - 1, low, -1) if _expected(known, sizes[at]) <= usable), None)
+        likely = (at for at in range(high - 1, low, -1) if _expected(known, sizes[at]) <= usable * _CLEARLY_ABOVE)
+        guess = next(likely, None)
+        if low >= 0 and guess is None:
+            break
         if guess is None or (low < 0 and is_off):  # then the smallest shows whether any fits
-            guess = low + 1
-            if low >= 0 and _expected(known, sizes[guess]) > usable * _CLEARLY_ABOVE:
-                break
+            guess = 0
         expected = _expected(known, sizes[guess])
         known[sizes[guess]] = need(sizes[guess])
         is_off = known[sizes[guess]] > expected * _NOT_IN_PROPORTION

@@ -201,6 +201,8 @@ def storages_of_earlier_errors(
     """Bytes by address of the storages that only errors before ``error`` hold."""
     with gc_disabled():
         failed, locate = separate_error(find_error_frames(), error), make_locate(memories)
+        if all(one.is_of_error for one in failed):
+            return {}
         by_holder = storages_by_holder(namespace, locate, {id(frame) for one in failed for frame in one.frames})
         parts = _exclusive_parts(_reached_by_errors(failed, locate), by_holder.storages())
         earlier = [part for (_title, is_of_error), part in parts if not is_of_error]

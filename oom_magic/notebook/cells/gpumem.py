@@ -174,12 +174,12 @@ class CellRunner:
         self, cell: CompiledCell, names: dict[str, Any], session: DrySession
     ) -> Iterator[CompiledCell]:
         """The cell, changed so that values of earlier dry cells are freed when it assigns or deletes their names."""
-        from oom_magic.predict.instrumentation.rebound_names import ReboundNames, leaves_of_graphs
+        from oom_magic.predict.instrumentation.rebound_names import Leaves, ReboundNames
 
         if not cell.dropped & self.names.own:
             yield cell
             return
-        with ReboundNames(names, session.fake_gpu, leaves_of_graphs(), self.names.own) as rebound:
+        with ReboundNames(names, session.fake_gpu, Leaves(), self.names.own) as rebound:
             yield cell.watched(rebound.watched)
 
     def decided(self, users: dict[str, Any], names: dict[str, Any], presumed: Collection[str] = ()) -> DecidedNames:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
+import operator
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,37 +29,52 @@ _NAME = "__oom_magic_names_are_bound__"
 _ABSENT = object()
 
 
-Leaves = dict[int, tuple[weakref.ref[torch.Tensor], list[weakref.ref[torch.Tensor]]]]
-
-
-def leaves_of_graphs() -> Leaves:
-    """Each result of autograd that is alive, by identity, and the weights that its graph keeps alive.
+class Leaves:
+    """Each result of autograd that is alive when this is made, and the weights that its graph keeps alive.
 
     ``AccumulateGrad`` holds its variable (torch/csrc/autograd/functions/accumulate_grad.h), also after the backward.
     Only real results have such a graph: a dry run's doubles have none.
     """
-    found: Leaves = {}
-    for tensor in find_live_objects().tensors:
-        try:
-            with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
-                node = tensor.grad_fn
-        except (RuntimeError, NotImplementedError, AttributeError):  # wrappers of functorch and others
-            continue
-        if node is not None:
-            found[id(tensor)] = weakref.ref(tensor), [weakref.ref(one) for one in _variables(node)]
-    return found
 
+    def __init__(self) -> None:
+        self._weights: list[weakref.ref[torch.Tensor]] = []
+        self._under: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # bits of weights, by the result's identity
+        bits: dict[Any, int] = {}  # by node: graphs of many results share most of theirs
+        for tensor in find_live_objects().tensors:
+            try:
+                with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+                    node = tensor.grad_fn
+            except (RuntimeError, NotImplementedError, AttributeError):  # wrappers of functorch and others
+                continue
+            if node is not None:
+                self._walk_down(node, bits)
+                self._under[id(tensor)] = weakref.ref(tensor), bits[node]
 
-def _variables(node: Any) -> Iterator[torch.Tensor]:
-    waiting, seen = [node], {node}
-    while waiting:
-        one = waiting.pop()
-        variable = getattr(one, "variable", None)
-        if isinstance(variable, torch.Tensor):
-            yield variable
-        following = {further for further, _ in one.next_functions if further is not None} - seen
-        seen |= following
-        waiting += following
+    def kept_by(self, identities: Container[int]) -> list[torch.Tensor]:
+        """The weights that graphs of these results keep alive, of those that still are."""
+        kept = 0
+        for identity, (result, bits) in self._under.items():
+            if identity in identities and result() is not None:
+                kept |= bits
+        alive = (weight() for at, weight in enumerate(self._weights) if kept >> at & 1)
+        return [weight for weight in alive if weight is not None]
+
+    def _walk_down(self, root: Any, bits: dict[Any, int]) -> None:
+        """Note what is under each node of a graph."""
+        waiting = [root]
+        while waiting:
+            node = waiting[-1]
+            following = [one for one, _ in node.next_functions if one is not None]
+            if unknown := [one for one in following if one not in bits]:
+                waiting += unknown
+                continue
+            waiting.pop()
+            own = 0
+            variable = getattr(node, "variable", None)
+            if isinstance(variable, torch.Tensor) and node not in bits:
+                own = 1 << len(self._weights)
+                self._weights.append(weakref.ref(variable))
+            bits[node] = functools.reduce(operator.or_, (bits[one] for one in following), own | bits.get(node, 0))
 
 
 class ReboundNames:
@@ -106,9 +123,7 @@ class ReboundNames:
         """Everything reachable from ``roots``, also through autograd graphs; functions do not lead to all globals."""
         found = Reach(seen={id(self._names)})
         found.walk(roots)
-        alive = (leaves for at, (result, leaves) in self._leaves.items() if at in found.seen and result() is not None)
-        results = [one() for leaves in alive for one in leaves]
-        found.walk(results)
+        found.walk(self._leaves.kept_by(found.seen))
         return found
 
 
