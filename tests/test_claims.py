@@ -42,7 +42,7 @@ from oom_magic.explain.explainer import explain
             id="the batch fitted before",
         ),
         pytest.param(
-            "训练时内存持续增长到OOM，batch_size=128，2000 step时出现OOM", ["the text says: .训练时内存"], ["RAM"],
+            "训练时内存持续增长到OOM，batch_size=128，2000 step时出现OOM", ["The text says: .训练时内存"], ["RAM"],
             id="memory of a training is not said to be the host's",
         ),
         pytest.param(
@@ -95,7 +95,7 @@ from oom_magic.explain.explainer import explain
         ),
         pytest.param(
             'saving checkpoint: a.safetensors\nMemoryError\nFile "lora.py", line 1115, in save_weights\nmodel_hash ='
-            " precalculate_safetensors_hashes(state_dict)", ["add some"], ["while\\s+loading"], id="saving is not loading",
+            " precalculate_safetensors_hashes(state_dict)", ["Keep less in RAM"], ["while\\s+loading"], id="saving is not loading",
         ),
         pytest.param(
             "Could not allocate tensor with 377487360 bytes. There is not enough GPU video memory available! All of you think that"
@@ -220,6 +220,37 @@ from oom_magic.explain.explainer import explain
         pytest.param(
             "Training LoRAs works, but the dreambooth script runs out of RAM on the first step. I feel like 24GB (7900 XTX) should be"
             " more than enough", ["author reports"], ["on the host"], id="RAM that is the card's",
+        ),
+        pytest.param(
+            "After training some epochs I get CUDA out of memory, 5 epochs were trained successfully",
+            ["What came before it fitted", "fills bit\\sby bit"], ["Most often"], id="epochs that fitted",
+        ),
+        pytest.param(
+            "LoRA training of SDXL runs out of memory when it generates even one sample: CUDA out of memory\n"
+            '  File "train_network.py", line 885, in train\n    self.sample_images(accelerator, args, epoch, vae, unet)\n'
+            '  File "library/train_util.py", line 4758, in sample_images_common\n    image = pipeline.latents_to_image(latents)[0]',
+            ["one pass does not fit"], ["activations of a step", "A smaller batch for"], id="a sample within the training",
+        ),
+        pytest.param(
+            "swift sft --model_type glm4v-9b-chat --dtype bf16 --gradient_accumulation_steps 1 --eval_steps 50000\nOOM\n"
+            'File "swift/trainers.py", line 50, in train res = super().train() File "transformers/trainer.py", line 1938',
+            [], ["TrainingArguments"], id="a command has no arguments object",
+        ),
+        pytest.param(
+            "OOM error when loading checkpoint with map_location: if it is saved with 'cuda:0', it is first loaded to cuda:0."
+            " During ddp-training all ranks load it to cuda:0, which could cause an OOM error.", ["CPU"], ["smaller model", "do not choose"], id="a checkpoint is no model that is too large",
+        ),
+        pytest.param(
+            "api server 在推理10万次以后报 CUDA runtime error: out of memory，然后服务重启，推理速度恢复正常",
+            ["What came before it fitted"], ["Another process"], id="a service that restarts",
+        ),
+        pytest.param(
+            "CUDA out of memory when making LoRA\nfound directory 100_A contains 22 image files\n2200 train images with repeating.",
+            [], ["image files"], id="pictures on two lines",
+        ),
+        pytest.param(
+            "why does the code not release memory after validation?\nIt allocates about 2GB GPU memory at the first validation,"
+            " but does not release them.", ["what is\\sheld rises", "First find out"], ["no longer\\sneeded"], id="a cache or a leak",
         ),
     ],
 )  # fmt: skip

@@ -409,7 +409,7 @@ def test_a_kind_of_program_is_said_in_the_language_of_the_page():
         ),
         (
             "I keep running into a CUDA out of memory issue/ illegal memory access issue when I train it for long.",
-            "the text says: “I keep running into",
+            "The text says: “I keep running into",
             "Not a lack of memory",
         ),
         ("openvino/src/core.cpp:117: Failed to allocate 74784858112 bytes of memory", "RAM", "nvidia-smi"),

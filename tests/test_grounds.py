@@ -178,7 +178,7 @@ def test_a_log_is_read_without_its_repeats():
             ["copy of the weights"], ["StateDictOptions", "logits of every batch"], id="no ranks, no shards",
         ),
         pytest.param(
-            "OOM when applying inference on videos with higher resolution", ["the text says: .OOM when"], ["device memory"],
+            "OOM when applying inference on videos with higher resolution", ["The text says: .OOM when"], ["device memory"],
             id="a video is no device",
         ),
         pytest.param(
@@ -366,7 +366,7 @@ def test_a_training_is_not_restarted_from_time_to_time():
         ),
         (
             "TorchSharp memory issue: when using GPU inference there is a GPU memory leak, tensors are not disposed.",
-            "the text says: “TorchSharp memory issue",
+            "The text says: “TorchSharp memory issue",
             ".cpu()",
         ),
         ("The drive gets filled with 10-20GB of pagefile by ollama, see https://x.co/a-128k-context-long-videos", "no error",

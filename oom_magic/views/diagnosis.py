@@ -19,7 +19,7 @@ from oom_magic.explain.messages.told import says_only_killed, says_only_trouble
 from oom_magic.explain.remedies.from_text.choice import printed_by_message
 from oom_magic.explain.remedies.remedy import Remedy
 from oom_magic.explain.sentences.catalogue import SENTENCES, render_evidence, translate
-from oom_magic.explain.sentences.causes import cause_in_words
+from oom_magic.explain.sentences.causes import cause_in_words, may_be_cache
 from oom_magic.language import Language
 from oom_magic.predict.setups.setup import in_words
 from oom_magic.views.blocks import Block, Code, Description, Details, Part, Parts, Sentence, Table, register
@@ -189,7 +189,9 @@ def _why(diagnosis: Diagnosis) -> Block:
     lang = diagnosis.lang
     cause = cause_in_words(diagnosis.cause, diagnosis)
     if diagnosis.confidence is Confidence.OPEN:
-        if diagnosis.possible:
+        if diagnosis.possible and diagnosis.possible[0].check.key == "check_when_full_late":
+            cause = translate("why_late", lang)
+        elif diagnosis.possible:
             first = diagnosis.possible[0]
             is_usual = not any(map(_is_of_this_run, first.evidence))
             is_usual = is_usual and (bool(first.evidence) or first.cause is Cause.ACTIVATIONS)
@@ -203,12 +205,13 @@ def _why(diagnosis: Diagnosis) -> Block:
 def _is_checked_first(diagnosis: Diagnosis) -> bool:
     """Whether the check that settles the likeliest cause comes before any change: a text that leaves it open."""
     has_change = bool(diagnosis.remedies) and diagnosis.confidence is not Confidence.OPEN
-    is_check = _is_tried(diagnosis) and diagnosis.cause in INPUT_CAUSES and not _says_more_than_check(diagnosis)
+    is_check = _is_tried(diagnosis) and (diagnosis.cause in INPUT_CAUSES or may_be_cache(diagnosis))
+    is_check = is_check and not _says_more_than_check(diagnosis)
     return bool(diagnosis.possible) and not _is_settled(diagnosis) and (is_check or not has_change)
 
 
 def _says_more_than_check(diagnosis: Diagnosis) -> bool:
-    return bool(diagnosis.remedies) and diagnosis.remedies[0].key not in _AS_CHECKED
+    return bool(diagnosis.remedies) and diagnosis.remedies[0].key not in _AS_CHECKED and not may_be_cache(diagnosis)
 
 
 def _is_tried(diagnosis: Diagnosis) -> bool:

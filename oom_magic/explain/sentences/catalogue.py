@@ -69,6 +69,10 @@ CATALOGUE: Sentences = {
     "cause_leak_or_retained_reference": (
         "Something keeps memory alive that is no longer needed: tensors of earlier steps or failures, or an older copy."
     ),
+    "cause_leak_or_retained_reference_or_cache": (
+        "Either the framework's cache keeps this memory for later use, or the program still holds it: only what is held"
+        " rises with every use."
+    ),
     "cause_memory_fraction_limit": "A limit set for this process was reached, not the capacity of the device.",
     "cause_memory_fraction_limit_server": (
         "The server's memory budget is full: beside the weights and the KV cache, there is no room for the rest"

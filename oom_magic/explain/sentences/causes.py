@@ -44,6 +44,8 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = "_elsewhere"
     elif cause is Cause.LEAK_OR_RETAINED_REFERENCE and any(one.key == "replay_buffer" for one in diagnosis.evidence):
         suffix = "_replay"
+    elif cause is Cause.LEAK_OR_RETAINED_REFERENCE and may_be_cache(diagnosis):
+        suffix = "_or_cache"
     elif cause is Cause.WEIGHTS_TOO_BIG:
         suffix = next((_COPY_SUFFIXES[one.key] for one in diagnosis.evidence if one.key in _COPY_SUFFIXES), "")
     elif cause is Cause.FRAGMENTATION and failure is not None and _has_no_cache(failure):
@@ -69,6 +71,12 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
     elif cause is Cause.ACTIVATIONS and _infers(diagnosis):
         suffix = "_inference"
     return translate(f"cause_{cause.value}{suffix}", diagnosis.lang)
+
+
+def may_be_cache(diagnosis: Diagnosis) -> bool:
+    """Whether an author only sees that memory is not given back: nothing failed, and nothing is said to grow."""
+    seen = {one.key for one in diagnosis.evidence} - {"no_message"}
+    return diagnosis.main_failure is None and seen == {"told_repeated"}
 
 
 def _is_beside_pytorch(diagnosis: Diagnosis) -> bool:

@@ -146,9 +146,7 @@ EVIDENCE: Sentences = {
     ),
     "checkpoint_to_gpu": "torch.load() puts a checkpoint back on the GPU from which it was saved.",
     "told_checkpoint_to_gpu": "Without map_location, torch.load() puts a checkpoint on the GPU that it was saved from.",
-    "one_device_holds_more": (
-        "Processes of a job that do not choose their device put a context and what they load on the first GPU."
-    ),
+    "one_device_holds_more": ("What every process of a job starts or loads on the first GPU adds up there."),
     "one_device_gathers": "nn.DataParallel gathers all outputs on one GPU.",
     "check_one_device": (
         "See which processes {tool} lists for each device: one that is listed for two of them put something on a device"

@@ -169,7 +169,7 @@ MEANINGS: Sentences = {
         " about memory."
     ),
     "meaning_catboost": "CatBoost could not allocate memory on the GPU.",
-    "meaning_told": "No known message was found; the text says: “{words}”.",
+    "meaning_told": "The text says: “{words}”.",
     "meaning_sd_webui": "The web UI's attention does not fit at this image size.",
     "meaning_opencv": "OpenCV could not allocate RAM for an image.",
 }

@@ -50,7 +50,7 @@ REMEDIES: Sentences = {
     ),
     "remedy_smaller_batch": "Microbatch {after} instead of {before}, accumulated {accumulation} times.",
     "remedy_smaller_evaluation": "Batches of {after} instead of {before}.",
-    "remedy_smaller_evaluation_any": "A smaller batch for the evaluation.",
+    "remedy_smaller_evaluation_any": "Give the evaluation less at once: a smaller batch or smaller inputs.",
     "remedy_of_compared": (
         "{text}. The loss compares the samples of a batch: each then meets {compared} others, however many"
         " batches are accumulated; GradCache keeps those of the whole batch."
@@ -249,7 +249,7 @@ REMEDIES: Sentences = {
         " once."
     ),
     "remedy_fewer_gaussians": "Fewer Gaussians: a higher threshold for densifying, or a cap on their number.",
-    "remedy_more_ram": "Free RAM (close programs) or add some.",
+    "remedy_more_ram": "Keep less in RAM at once, or run it where more RAM is free.",
     "remedy_wsl_memory": "Give WSL more of the computer's RAM (memory= in .wslconfig); it takes half of it unless set.",
     "remedy_swap": "Free RAM (close programs) or add swap, which helps while loading.",
     "remedy_hold_less": "Hold less at once: work in parts, and release what is done.",
@@ -312,8 +312,8 @@ REMEDIES: Sentences = {
     "remedy_keep_less": (
         "If your own code keeps results: move them to RAM (.cpu()) or drop them (del) before the next input."
     ),
-    "remedy_restart_program": (
-        "If it is someone else's program: look for a newer version, and until then restart it from time to time."
+    "remedy_newer_version": (
+        "Release what your own code keeps of each use; where the program is someone else's, try a newer version."
     ),
     "remedy_flash_kernel": (
         "The line already calls PyTorch's fused attention, which still stores the scores with some masks, dtypes"

@@ -124,16 +124,16 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "names_float32": said_as(r"\bfp32\b|float32"),
     "loads_data": said_as(
-        r"(?:load|read|stor|keep|kept|hold|cach)\w*\s(?!(?:\w+\s){0,3}(?:shards|weights|models?)\b)"
+        r"(?<!off)(?:load|read|stor|keep|kept|hold|cach)\w*\s(?!(?:\w+\s){0,3}(?:shards|weights|models?)\b)"
         r"(?:\w+\s){0,3}(?:all|every\w*|entire|whole|too many|full)\s"
         r"(?:\w+\s){0,4}?(?:in|into|to|at once)\b[^.\n]{0,16}(?:memory|ram)",
         r"\bloading (?:of )?(?:the |my )?(?:entire |whole |full )?(?:data ?sets?|database|data)\b[^.\n]{0,24}"
         r"\b(?:consum|tak|us|need|requir)(?:es|e|ing)\b",
-        r"\bcache\w*\b[^.\n]{0,24}\b(?:data ?set|train_?data|training data|validation_?data|images)\b",
+        r"\bcache(?!_path|_dir)\w*\b[^.\n]{0,24}\b(?:data ?set|train_?data|training data|validation_?data|images)\b",
         r"too many (?:images|files|samples|pictures|records) (?:are|were|is) (?:loaded|read)",
         r"\b(?:data|data ?sets?|arrays?|corpus|csv)\b[^.\n]{0,24}(?:too (?:large|big) (?:for|to fit)"
         r"|(?:not|n't|cannot) fit)[^.\n]{0,8}(?<!gpu )\bmemory\b",
-        r"\bload\w* (?:\w+ ){0,2}(?:big|large|huge|massive) data ?sets?\b",
+        r"\bload\w* (?:\w+ ){0,2}(?:big|large|huge|massive) data ?sets?\b|加载数据[^\n，。]{0,12}(?:kill|杀|内存)",
         r"(?:enough|cannot|can't|unable|impossible) (?:memory )?(?:to )?(?:load|hold|store|read) (?:all|the (?:w"
         r"hole|entire|full))\b",
         r"\bload\w* (?:\w+ ){0,3}(?:arrays?|data ?sets?|data|files)\b[^.\n]{0,24}\b(?:(?:in|into|to) memory"

@@ -167,7 +167,9 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|files?|samples?|frames?|videos?|messages?|sequences?|sentences?|texts?|documents?|pages?|clips?|songs?|experiences?))",
         r"(?:can|could) run (?:some|a few|several) epochs?", r"(?:middle|midst) of (?:the )?training|half-?way"
         r"|mid-?training",
-        r"训练(?:了)?(?:一段时间|几个|一会)|过一(?:会|段时间)|中途|跑着跑着",
+        r"训练(?:了)?(?:一段时间|几个|一会)|过一(?:会|段时间)|中途|跑着跑着|一段时间[之以]?后",
+        r"\d ?[万千]?(?:次|步|轮|条|张|个)\w{0,6}[之以]后",
+        r"\breach(?:es|ed|ing)? (?:the )?(?:\d{1,4}(?:st|nd|rd|th)? |start_?|\w+ )?epoch",
     ),
     "room_at_start": said_as(
         r"(?:at (?:the )?(?:very )?(?:beginning|start|first)|in the beginning|initially|first (?:few|steps?|iter"

@@ -180,7 +180,7 @@ OTHERS_ON_DEVICE: dict[str, re.Pattern[str]] = {
         r"process (?:is )?(?:still )?(?:hold|occupy)ing", r"(?:killed|dead|defunct|ghost|orphan\w*) process",
         r"started two python processes", r"shared (?:gpu|server|cluster)\b(?! ?mem)",
         r"(?:restart|reboot)(?:ing|ed)?\b[^.\n]{0,40}(?:work|fix|solv|help|\bfine|\bok\b)",
-        r"重启[^\n]{0,12}(?:可以|好了|正常)",
+        r"重启(?:机器|电脑|服务器|系统)[^\n]{0,12}(?:可以|好了|正常)",
     ),
     "copies_of_model": said_as(
         r"\binstance[_ -]?(?:group|count)s?\b", r"\binstances of (?:the|a|this) (?:same )?(?:\w+ )?(?:model|engine)\b",

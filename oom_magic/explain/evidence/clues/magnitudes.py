@@ -29,8 +29,9 @@ _OF_NUMBERS = re.compile(
 )  # fmt: skip
 _OF_A_PICTURE = re.compile(r"image|picture|photo|frame|video|resolution|size|shape|crop|tile|scan|slide|pixel", re.I)
 _PICTURE_SIDE = re.compile(
-    r"(?:images?|pictures?|resolution)(?:(?!\bon\b|\b(?:amd|rx|[rg]tx|radeon|nvidia|gpu|card)\b)[^.\n\d]){0,24}>?\s?(?<!-)(?!(?:199|20[012])\d(?!\d))(\d{4,5})(?![\d.])"
-    r"\s?(?:px|pixels|p\b)?",
+    r"(?:images?|pictures?|resolution)(?:(?!\bon\b|\b(?:amd|rx|[rg]tx|radeon|nvidia|gpu|card)\b)[^.\n\d])"
+    r"{0,24}>?[ \t]?(?<!-)(?!(?:199|20[012])\d(?!\d))(\d{4,5})(?![\d.])"
+    r"[ \t]?(?:px|pixels|p\b)?",
     re.I,
 )
 _SQUARE = re.compile(

@@ -121,7 +121,8 @@ _AROUND = (*_PHASES[:2], ("backward", _any(r"\bloss\w*\.backward\(", r"run_backw
                                            r"autograd[/\\]__init__")))  # fmt: skip
 _CLOSURE = re.compile(r"\bclosure\(\s*\)")
 _EVALUATION = re.compile(
-    r"\bin (?:_{0,2}(?:evaluat|validat|val(?![a-z]))\w*|eval\w*|test(?!_)\w*|predict\w*|prediction_step|inference)\b"
+    r"\bin (?:_{0,2}(?:evaluat|validat|val(?![a-z]))\w*|eval\w*|test(?!_)\w*|predict\w*|prediction_step|inference"
+    r"|log_validation|inference_\w+|(?:sample|generate|save)_(?:images?|samples?)\w*)\b"
 )
 _TRAINING = _any(
     r"\.backward\(", r"run_backward", r"training_step", r"_inner_training_loop", r"\bin train\w*\b",

@@ -146,7 +146,7 @@ AGAINST_IN_ANY_RUN: Mapping[Cause, tuple[str, ...]] = {
     Cause.REQUEST_ALONE_TOO_BIG: ("find_tensor", "smaller_input"),
     Cause.SYSMEM_FALLBACK: ("smaller_input", "quantized_model"),
     Cause.DRIVER_LEVEL: ("smaller_input",),
-    Cause.LEAK_OR_RETAINED_REFERENCE: ("free_held_any", "restart_program", "keep_less"),
+    Cause.LEAK_OR_RETAINED_REFERENCE: ("free_held_any", "newer_version", "keep_less"),
     Cause.UNKNOWN: ("smaller_input",),
 }
 _LARGE_ARRAY = 64 * GIB  # in one piece, so more RAM does not help
@@ -234,7 +234,7 @@ _ACTS_ON: Mapping[str, tuple[Cause, ...]] = {
 # Where a program has no setting of its own against it.
 _IN_ANY: Mapping[Cause, tuple[str, ...]] = {
     Cause.OTHER_PROCESS: ("close_processes_any",),
-    Cause.LEAK_OR_RETAINED_REFERENCE: ("restart_program",),
+    Cause.LEAK_OR_RETAINED_REFERENCE: ("newer_version",),
     Cause.HOST_RAM: (),
 }
 
@@ -293,7 +293,9 @@ def _of_run(diagnosis: Diagnosis, keys: set[str], is_device: bool) -> tuple[str,
         and is_device
     )
     if cause is Cause.WEIGHTS_TOO_BIG and "told_loading" in keys and "attends" not in diagnosis.told and is_device:
-        return ("map_location_cpu", "quantized_model", "offload")
+        # a second copy or one GPU that holds all ranks': the model itself fits
+        others = () if keys & {*_OF_RANKS, *_OF_COPIES} else ("quantized_model", "offload")
+        return ("map_location_cpu", *others)
     if cause is Cause.WEIGHTS_TOO_BIG and (is_inference or {"training_fits", "infers"} <= diagnosis.told):
         return ("quantized_model", "offload", "close_processes_any")
     if is_inference and cause in (Cause.ACTIVATIONS, Cause.UNKNOWN):
@@ -369,7 +371,7 @@ def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
     elif "counts_metrics" in diagnosis.told:
         found.append("reset_metrics")
     if {"grows", "repeated_use"} & diagnosis.told and not {"trains", "uses_torch"} & diagnosis.told:
-        found.append("restart_program")
+        found.append("newer_version")
     if "loads_data" in diagnosis.told:
         found.append("stream_data")
     elif {"repeated_use", "evaluates"} <= diagnosis.told:
@@ -425,7 +427,8 @@ def _against(diagnosis: Diagnosis, *, is_text: bool) -> tuple[str, ...]:
     is_open = diagnosis.cause is Cause.OTHER_PROCESS or not trains(diagnosis)
     if diagnosis.cause is Cause.LEAK_OR_RETAINED_REFERENCE and any_run is not None:
         any_run = any_run if "uses_torch" not in diagnosis.told else any_run[::-1]
-        is_open = is_open and not diagnosis.place and not any(one.key.startswith("code_") for one in diagnosis.evidence)
+        is_own = bool(diagnosis.place) and bool({"pasted_code", "shows_code"} & diagnosis.told)
+        is_open = is_open and not is_own and not any(one.key.startswith("code_") for one in diagnosis.evidence)
     if any_run is not None and is_text and is_open:
         return any_run
     keys = AGAINST.get(diagnosis.cause, ())

@@ -152,7 +152,7 @@ def _may_have_batch(diagnosis: Diagnosis) -> bool:
 def _whose_loop(diagnosis: Diagnosis) -> set[str]:
     """Whose code trains: the author's, a Trainer's or Accelerator's that the author calls, or another's."""
     told, style = diagnosis.told, style_of(diagnosis)
-    shows, is_by_settings = "pasted_code" in told, "trains_by_settings" in told
+    shows, is_by_settings = "pasted_code" in told, bool({"trains_by_settings", "shows_settings"} & told)
     if style == "trainer":
         return {"trainer"} if shows or not is_by_settings else set()
     if "deepspeed" in diagnosis.frameworks and "accelerate" not in diagnosis.frameworks:
