@@ -369,8 +369,9 @@ class CellRehearsal:
         evaluation = self.parameters.get("evaluation")
         if "evaluation_after" in values and evaluation is not None:
             overridden[evaluation] = values["evaluation_after"]
-        number = values["accumulation"] if key == "smaller_batch" and self.accumulation == 1 else 1
-        return "\n".join(filter(None, (self._writer.with_sizes(overridden, number), more)))
+        number = values["accumulation"] if key == "smaller_batch" else 1
+        code = self._writer.with_sizes(overridden, number, self.accumulation)
+        return "\n".join(filter(None, (code, more)))
 
     def own_arguments(self, code: str, /) -> str:
         """The TrainingArguments of the cell, or of an earlier one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, TypeGuard
 
 from oom_magic.explain.live.called import object_of
@@ -36,6 +37,75 @@ def accumulating(tree: ast.Module, number: int, sizes: Collection[str] = ()) -> 
     for body, at in places.values():
         body.insert(at, ast.parse(f"accumulation = {number}").body[0])
     return ast.fix_missing_locations(made)
+
+
+def with_more_batches(tree: ast.Module, times: Fraction) -> ast.Module | None:
+    """A copy of statements whose loop, which accumulates as it is and ends after a number of batches, gets ``times`` as
+    many and makes as many steps; None where no loop ends so."""
+    made = ast.parse(ast.unparse(tree))
+    loops = [node for node in ast.walk(made) if isinstance(node, (ast.For, ast.While))]
+    ended = [_end_later(loop, times) for loop in loops if {"backward", "step"} <= set(map(called_alone, _own(loop)))]
+    return ast.fix_missing_locations(made) if any(ended) else None
+
+
+def _own(loop: ast.For | ast.While) -> Iterator[ast.stmt]:
+    """The statements that each turn of a loop runs, in their order, but for those of loops and functions in it."""
+    waiting = loop.body[::-1]
+    while waiting:
+        statement = waiting.pop()
+        yield statement
+        if not isinstance(statement, (ast.For, ast.While, ast.FunctionDef, ast.ClassDef)):
+            waiting += [one for name in ("finalbody", "orelse", "body") for one in getattr(statement, name, [])[::-1]]
+
+
+def _end_later(loop: ast.For | ast.While, times: Fraction) -> bool:
+    """Let a loop make ``times`` as many turns, where it counts them; whether it does."""
+    limits = list(_limits(loop)) if isinstance(loop, ast.For) else []
+    if isinstance(loop, ast.For) and _draws_batches(loop) and isinstance(loop.iter, ast.Call):
+        limits += [(loop.iter, 0)] if len(loop.iter.args) == 1 and "len(" not in ast.unparse(loop.iter) else []
+    for call, at in limits:
+        more = ast.BinOp(call.args[at], ast.Mult(), ast.Constant(times.numerator))
+        is_whole = times.denominator == 1
+        call.args[at] = more if is_whole else ast.BinOp(more, ast.FloorDiv(), ast.Constant(times.denominator))
+    counted = [ast.unparse(one.target) for one in loop.body if _counts(one)]
+    counters = {name: _slower(name, 0, times, False) for name in counted}
+    found = [_count_slower(loop, counters)] if isinstance(loop, ast.While) else []
+    counter, start = _own_counter(loop) if isinstance(loop, ast.For) else ("", 0)
+    is_done = False  # the batch that the turn counts
+    for one in _own(loop):
+        is_done |= called_alone(one) == "backward"
+        if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Break):
+            own = {counter: _slower(counter, start, times, is_done)} if counter else {}
+            found.append(_count_slower(one, counters | own))
+    return bool(limits) or any(found)
+
+
+def _slower(counter: str, start: int, times: Fraction, is_done: bool) -> str:
+    """What a counter from ``start`` would be in a loop with ``times`` fewer turns; ``is_done``: where the batch of this
+    turn is one of those that make up its last."""
+    first = start - is_done
+    turns = f"({counter} {'-' if first > 0 else '+'} {abs(first)})" if first else counter
+    turns += f" * {times.denominator}" if times.denominator > 1 else ""
+    turns += f" // {times.numerator}"
+    return f"{turns} {'+' if first > 0 else '-'} {abs(first)}" if first else turns
+
+
+class _Slower(ast.NodeTransformer):
+    """Puts what stands for each of the ``counters`` in its place."""
+
+    def __init__(self, counters: Mapping[str, str]) -> None:
+        self._counters = counters
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """The expression for a counter."""
+        return ast.parse(self._counters[node.id], mode="eval").body if node.id in self._counters else node
+
+
+def _count_slower(statement: ast.If | ast.While, counters: Mapping[str, str]) -> bool:
+    """Let a condition read what stands for each of the ``counters``; whether it reads one."""
+    reads = any(isinstance(node, ast.Name) and node.id in counters for node in ast.walk(statement.test))
+    statement.test = _Slower(counters).visit(statement.test)
+    return reads
 
 
 def accumulated_by_trainer(tree: ast.Module, names: Mapping[str, Any], number: int) -> ast.Module | None:

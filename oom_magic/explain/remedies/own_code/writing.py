@@ -6,6 +6,7 @@ import ast
 import contextlib
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.live.called import called_in, methods_given
@@ -15,6 +16,7 @@ from oom_magic.explain.remedies.own_code.accumulation import (
     accumulated_by_trainer,
     accumulating,
     is_lightnings_trainer,
+    with_more_batches,
 )
 from oom_magic.explain.remedies.own_code.autocast import under_autocast
 from oom_magic.explain.remedies.own_code.loops import (
@@ -26,6 +28,7 @@ from oom_magic.explain.remedies.own_code.loops import (
     loop_of,
     shown,
     training_block,
+    training_loops,
     with_optimizer,
     with_outputs_dropped,
     without_gradients,
@@ -122,9 +125,10 @@ class CodeWriter:
             code = self.rewritten(lambda code, seen: own_code(code, seen, "no_grad", {}))
         return f"{size.target} = {after}\n{code}" if code and size.target else code
 
-    def with_sizes(self, overridden: Mapping[SizeParameter, int], accumulation: int) -> str:
-        """The statements changed by sizes, and assignments for those that other cells set; with more than one batch per
-        step, the loop, too."""
+    def with_sizes(self, overridden: Mapping[SizeParameter, int], accumulation: int, before_it: int = 1) -> str:
+        """The statements changed by sizes, and assignments for those that other cells set; with more batches per step
+        than ``before_it``, the loop, too."""
+        times = Fraction(accumulation, before_it) if before_it > 1 else Fraction(1)
         before, words = [ast.unparse(one) for one in self._tree.body], list(self._arguments)
         with contextlib.ExitStack() as stack:
             for parameter, value in overridden.items():
@@ -132,9 +136,12 @@ class CodeWriter:
             targets = [f"{one.target} = {value}" for one, value in overridden.items() if one.target]
             if self._arguments != words:
                 return f"%run {shlex.join(self._arguments)}"
-            changed = [*targets, *shown(self._tree, before)]
-            if accumulation == 1 or not changed:
-                return "\n".join([*changed, *_instead_of(before, self._tree)])
+            longer = with_more_batches(self._tree, times) if times > 1 else None
+            changed = [*targets, *shown(longer or self._tree, before)]
+            if accumulation == 1 or before_it > 1 or not changed:
+                code = "\n".join([*changed, *_instead_of(before, longer or self._tree)])
+                elsewhere = self._longer_elsewhere(times) if code and times > 1 and longer is None else ""
+                return "\n\n".join(filter(None, (code, elsewhere)))
             sizes = {name for one in overridden for name in (one.label, one.target) if name}
             tree = accumulating(self._tree, accumulation, sizes)
             tree = tree or accumulated_by_trainer(self._tree, self._names, accumulation)
@@ -147,13 +154,22 @@ class CodeWriter:
         for name, value in list(self._names.items()):
             if is_lightnings_trainer(type(value)) and not name.startswith("_"):
                 return f"{name}.{ACCUMULATED_BATCHES} = {accumulation}"
+        return self._in_function(lambda tree: accumulating(tree, accumulation)) or accumulated_in_words(accumulation)
+
+    def _longer_elsewhere(self, times: Fraction) -> str:
+        """The loop of a function that the cell runs, with ``times`` as many batches; "" where none counts."""
+        return self._in_function(lambda tree: with_more_batches(tree, times))
+
+    def _in_function(self, change: Callable[[ast.Module], ast.Module | None]) -> str:
+        """The first function that the cell runs which ``change`` changes, or its loop; "" where there is none."""
         for one in called_in(self._tree, self._names):
             name = one.definition.name
-            tree = accumulating(ast.Module([one.definition], []), accumulation)
+            tree = change(ast.Module([one.definition], []))
             if tree is not None:
                 is_notebooks = is_cell(one.file) and getattr(self._names.get(name), "__name__", "") == name
-                return "\n".join(shown(tree, ())) if is_notebooks else loop_of(tree)
-        return accumulated_in_words(accumulation)
+                is_whole = is_notebooks or len(training_loops(tree)) != 1
+                return "\n".join(shown(tree, ())) if is_whole else loop_of(tree)
+        return ""
 
 
 def accumulated_in_words(number: int) -> str:
