@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import linecache
+from collections.abc import Callable, Iterable
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,31 @@ def test_what_lasts_too_long_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.timeline.was_left and any("then skipped" in one.text for one in report.assumptions)
 
 
+@pytest.mark.parametrize(("turns", "is_known"), [(lambda: range(20_000), True), (lambda: repeat(0), False)])
+def test_what_grows_behind_the_steps_and_is_left_takes_at_least_so_much(
+    monkeypatch: pytest.MonkeyPatch, turns: Callable[[], Iterable[int]], is_known: bool
+) -> None:
+    """The price of an evaluation that collects was what 10 s of it took, and called safe."""
+    collected: list[torch.Tensor] = []
+    clock = "oom_magic.predict.instrumentation.training.computing_seconds"
+    monkeypatch.setattr(clock, lambda: 100.0 if len(collected) > 40 else 0.0)
+
+    def program() -> None:
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters())
+        for _step in range(10):
+            model(torch.randn(32, 256, device="cuda")).sum().backward()
+            optimizer.step()
+        with torch.no_grad():
+            for _turn in turns():
+                collected.append(model(torch.randn(32, 256, device="cuda")))  # noqa: PERF401
+
+    report = om.dry_run(program)
+    collected.clear()
+    assert report.timeline.was_left and report.is_lower_bound
+    assert (report.peak_allocated_bytes > 20_000 * 32 * 256 * 4) == is_known
+
+
 def test_names_of_code_that_is_no_function_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a loop looks for later turns, the variables are a namespace itself: a cell's, a class's."""
     code = (
@@ -102,6 +129,13 @@ def test_names_of_code_that_is_no_function_stay(monkeypatch: pytest.MonkeyPatch)
     compiled = with_loops(compile(code, "<cell of a test>", "exec"))
     observed(lambda: exec(compiled, {"torch": torch, "network": network}, names))
     assert {"model", "optimizer", "step", "large"} <= names.keys()
+
+
+def test_of_two_functions_on_a_line_each_stays_itself() -> None:
+    """Both ran as the first: their bytecode is the same, but for a number."""
+    first, second = (lambda: torch.zeros(2**20, device="cuda")), (lambda: torch.zeros(2**22, device="cuda"))
+    report = om.dry_run(lambda: [first(), second()])
+    assert report.peak_allocated_bytes == 5 * 4 * MIB
 
 
 def test_what_was_never_met_is_named() -> None:

@@ -37,7 +37,7 @@ class _Stretches:
     """The last ``_COMPARED`` stretches of a timeline; turns began at the events ``starts``, where the last was left."""
 
     def __init__(self, timeline: Timeline, starts: Sequence[int], num_together: int) -> None:
-        self._timeline = timeline.until(starts[-1])
+        self._timeline = _left_at(timeline, starts[-1])
         self._turns = np.array(starts[-1 - num_together :]) - starts[-1 - num_together]  # events of the last stretch
         self._starts = list(starts[::num_together])
         made = np.append(0, np.cumsum(timeline.order >= 0))
@@ -118,6 +118,13 @@ class _Stretches:
         columns["requested_bytes"] = np.concatenate(sizes)
         marks = (*timeline.marks, Mark(timeline.num_events, MarkKind.CONTINUED))
         return replace(timeline, order=np.concatenate(orders), marks=marks, **columns)
+
+
+def _left_at(timeline: Timeline, position: int) -> Timeline:
+    """The timeline up to an event, left there where that was later."""
+    until, last = timeline.until(position), timeline.marks[-1:]
+    is_later = any(mark.kind is MarkKind.LEFT and mark.position > position for mark in last)
+    return replace(until, marks=(*until.marks, Mark(position, MarkKind.LEFT))) if is_later else until
 
 
 def _difference(sizes: Sequence[IntArray], degree: int) -> IntArray:

@@ -345,12 +345,13 @@ class DrySession:
         )
 
     def _with_later_turns(self, timeline: Timeline, card: int) -> tuple[Timeline, bool]:
-        """A card's timeline with the turns of a loop that was left without training, and whether it had them all."""
+        """A card's timeline with the turns of a loop that was left without training, or behind it, and whether it had
+        them all."""
         loop = self.training.turns.left
         if loop is None:
             return timeline, True
-        later = loop.continued(timeline, card)
-        if later is timeline:
+        later, is_behind = loop.continued(timeline, card), timeline.num_steps() > 0
+        if later is timeline or (later is None and is_behind and not loop.is_rising(timeline, card)):
             return timeline, True
         line = None if loop.line is None else SourceLine(cell_name(loop.line[0]), loop.line[1], source_text(*loop.line))
         if later is None:
@@ -365,7 +366,8 @@ class DrySession:
                 num_turns=loop.num_turns,
                 num_left=loop.num_left,
             )
-        self._note_assumption(text, line, is_lower_bound=later is None)
+        # What collects behind a training is used behind its loop, too, which nothing has followed.
+        self._note_assumption(text, line, is_lower_bound=later is None or is_behind)
         return later or timeline, later is None
 
     @contextmanager

@@ -62,9 +62,15 @@ def loops_known(function: Callable[..., Any], namespaces: Iterable[Mapping[str, 
 def with_loops(code: CodeType) -> CodeType:
     """``code`` with its loops known; itself where it has none, or where it was not compiled from its source."""
     for original, rewritten in _codes_of(code.co_filename).get((code.co_name, code.co_firstlineno), ()):
-        if original.co_code == code.co_code and original.co_freevars == code.co_freevars:
+        if _content(original) == _content(code):
             return rewritten
     return code
+
+
+def _content(code: CodeType) -> tuple[object, ...]:
+    """What distinguishes code from other code of its name and line, such as two lambdas."""
+    constants = [_content(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    return code.co_code, code.co_freevars, code.co_names, *constants
 
 
 def compiled_with_loops(tree: ast.Module, file: str) -> CodeType:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from oom_magic.memory.later_turns import with_later_turns
@@ -18,6 +19,7 @@ MOST_SECONDS = 8
 MOST_SECONDS_OF_SLOW_STEPS = 10
 SECONDS_WITHOUT_STEPS = 5
 MOST_SECONDS_WITHOUT_STEPS = 40
+_TURNS_COMPARED = 4  # of a loop that is left behind the steps
 FOLLOWING_SECONDS = 10  # for what follows three like steps, or as long as those took
 StopAfter = int | Literal["alike"] | None
 
@@ -96,6 +98,11 @@ class Turns:
         loop = self._loops.innermost
         self._begun.append((None if loop is None else _Turn(loop.number, loop.num_turns), events))
 
+    @property
+    def have_begun(self) -> bool:
+        """Whether a model was called."""
+        return bool(self._begun)
+
     def note_calls_left(self, number: int) -> None:
         """A loop of a library's will call its model so many more times."""
         self._calls_left = len(self._begun), number
@@ -138,6 +145,12 @@ class LeftLoop(NamedTuple):
     def continued(self, timeline: Timeline, card: int) -> Timeline | None:
         """A card's timeline with the turns to come; None where what they take cannot be told."""
         return with_later_turns(timeline, [events[card] for events in self.starts], self.num_left)
+
+    def is_rising(self, timeline: Timeline, card: int) -> bool:
+        """Whether more was in use on a card at each of the last turns than at the one before."""
+        events = [one[card] for one in self.starts[-_TURNS_COMPARED:]]
+        taken = [int(timeline.requested_bytes[timeline.live_at(max(at - 1, 0))].sum()) for at in events]
+        return len(taken) == _TURNS_COMPARED and all(before < after for before, after in pairwise(taken))
 
     def kept(self, continued: Timeline) -> tuple[int, int]:
         """How many turns there are in all, and the bytes that each one to come leaves on the card of ``continued``."""

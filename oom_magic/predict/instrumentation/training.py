@@ -224,13 +224,13 @@ class Training:
 
     def _begin(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The outermost module is about to run."""
-        if not self._num_steps:
+        if not self._num_steps or self.has_seen_like_steps:
             self.turns.begin(tuple(len(recorder.order) for recorder in self._gpu.recorders))
-            if self.stop_rule.is_met_without_steps(
-                len(self.model_calls), self._seconds(), self._has_enough, self._will_have_enough
-            ):
-                self.turns.leave()
-                self.leave()
+        if not self._num_steps and self.stop_rule.is_met_without_steps(
+            len(self.model_calls), self._seconds(), self._has_enough, self._will_have_enough
+        ):
+            self.turns.leave()
+            self.leave()
         self.num_calls += torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         self._prepare(module)
         if not torch.is_grad_enabled() and _is_model(module):
@@ -367,6 +367,7 @@ class Training:
             if not is_in_loop:
                 self.leave()
             self.has_seen_like_steps = True
+            self.turns.clear()
             self._deadline = computing_seconds() + max(stop_rule.FOLLOWING_SECONDS, self._seconds())
             self._watch(self._leave_in_time)
 
@@ -380,6 +381,8 @@ class Training:
                     seconds=seconds,
                 )
             )
+            if self.turns.have_begun:
+                self.turns.leave()
             self.leave()
 
     def _watch(self, watch: Callable[[], None] | None) -> None:
