@@ -252,6 +252,42 @@ from oom_magic.explain.explainer import explain
             "why does the code not release memory after validation?\nIt allocates about 2GB GPU memory at the first validation,"
             " but does not release them.", ["what is\\sheld rises", "First find out"], ["no longer\\sneeded"], id="a cache or a leak",
         ),
+        pytest.param(
+            "BatchInference Use too much GPU memory\nWith a batch size of 80 it takes 19GB for Faster Whisper versus 11GB", [],
+            ["reports that memory ran out"], id="much that is used has not run out",
+        ),
+        pytest.param(
+            "CUDA out of memory in the viewer\nTrainer.train_iteration: 5.0188\n"
+            '  File "viewer_utils.py", line 154, in run\n    outputs = self.graph.get_outputs_for_camera_ray_bundle(bundle)\n'
+            '  File "torch/autograd/grad_mode.py", line 27, in decorate_context\n    return func(*args, **kwargs)\n'
+            '  File "base_model.py", line 177, in get_outputs_for_camera_ray_bundle\n    outputs = self.forward(ray_bundle=ray_bundle)',
+            ["one pass does not fit"], ["activations of a step"], id="nothing is kept for a backward",
+        ),
+        pytest.param(
+            "Block swap not working: after the update I can't generate 540p, error OOM, i check ram not high as before", ["such\\sreports"],
+            ["likely", "possible"], id="RAM that is not full",
+        ),
+        pytest.param(
+            "Fix the JAX quickstart notebook by setting the GPU memory preallocation to false: the trainer runs out of GPU memory",
+            ["reserve less"], ["per_process_memory", "Raise the limit"], id="a share that was too large",
+        ),
+        pytest.param(
+            "With 2 GPUs I am only getting OOM with ZeRO 3\nprint(f\"Loading model {model_name}\")\nimport deepspeed", [],
+            ["Loading model"], id="code is no statement",
+        ),
+        pytest.param(
+            "Error: vector memory exhausted (limit reached?) when I run IntegrateData in Seurat", ["RAM"], ["nvidia-smi"],
+            id="R runs out of RAM",
+        ),
+        pytest.param(
+            "When I train with 2160*3840 images I get CUDA out of memory, how can I tweak the parameters?", [],
+            ["microbatch"], id="the size that is named comes first",
+        ),
+        pytest.param(
+            "ComfyUI runs fine the first time, then HIP error: out of memory\n  File \"comfy/sd.py\", line 641, in encode\n"
+            '    out = self.first_stage_model.encode(pixels_in)\n  File "comfy/ldm/wan/vae.py", line 325, in forward\n    x = layer(x)',
+            ["in the VAE"], ["while sampling"], id="an encoder is no sampler",
+        ),
     ],
 )  # fmt: skip
 def test_a_claim_has_its_evidence_in_the_text(text, said, not_said):

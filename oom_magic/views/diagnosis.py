@@ -191,6 +191,8 @@ def _why(diagnosis: Diagnosis) -> Block:
     if diagnosis.confidence is Confidence.OPEN:
         if diagnosis.possible and diagnosis.possible[0].check.key == "check_when_full_late":
             cause = translate("why_late", lang)
+        elif diagnosis.main_failure is None:
+            cause = translate("cause_unknown", lang)
         elif diagnosis.possible:
             first = diagnosis.possible[0]
             is_usual = not any(map(_is_of_this_run, first.evidence))

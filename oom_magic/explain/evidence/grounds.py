@@ -106,12 +106,22 @@ _HAS_TO_SAY: Mapping[str, re.Pattern[str]] = {
 }  # fmt: skip
 
 
+# Statements about a run; lines of code and options make none.
+_OF_PROSE = {
+    "told_loading", "told_saving", "told_repeated", "told_killed", "told_late", "told_evaluation", "told_shared",
+    "told_ram_only", "told_loads_data", "host_fills", "memory_grows", "larger_input_fails", "told_evaluation_collects",
+}  # fmt: skip
+_CODE = re.compile(r"^(?:… )?(?:print\(|import \w+$|from [\w.]+ import |[\w.]{1,40} ?= ?[\w\"'\[({]|--?\w+[= ])")
+
+
 def grounded(items: Iterable[Evidence], quotes: Mapping[str, str]) -> Iterator[Evidence]:
     """The pieces of evidence, each with the words it rests on (``quote``); without such words it is left out."""
     for item in items:
         grounds = RESTS_ON.get(item.key)
         quote = next((quotes[key] for key in grounds or () if quotes.get(key)), "")
         if quote and item.key in _HAS_TO_SAY and not _HAS_TO_SAY[item.key].search(quote):
+            continue
+        if quote and item.key in _OF_PROSE and _CODE.search(quote):
             continue
         if quote:
             yield Evidence(item.key, {**item.values, "quote": quote})

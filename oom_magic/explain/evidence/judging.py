@@ -171,7 +171,10 @@ def judge(failures: Sequence[Failure], text: str, clues: Clues | None = None) ->
         first = possible[0]
         check = check_of_open(first.cause, first.check, failure, clues)
         possible = (replace(first, check=check), *possible[1:])
-    return replace(judged, evidence=(*grounded(judged.evidence, quotes),), possible=possible)
+    evidence = (*grounded(judged.evidence, quotes),)
+    is_open = judged.confidence is Confidence.POSSIBLE and not evidence
+    confidence = Confidence.OPEN if is_open else judged.confidence
+    return replace(judged, evidence=evidence, possible=possible, confidence=confidence)
 
 
 def _judged(failure: Failure | None, text: str, clues: Clues) -> Judgement:

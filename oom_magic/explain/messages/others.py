@@ -132,6 +132,8 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     # Host memory.
     ("host_allocation", "cpu", True, rf"cannotallocatevectorofsize(?P<requested>{SIZE})"),
     ("host_allocation", "cpu", True, r"javascriptheapoutofmemory|fatalerror:runtime:outofmemory"),
+    ("host_allocation", "cpu", True, r"vectormemory(?:exhausted|limitof)|cholmoderror'outofmemory'"
+        r"|'[rcm]e?alloc'couldnot(?:re-)?allocatememory\((?P<requested_bytes>\d{1,22})bytes"),
     ("host_allocation", "cpu", True, r"winerror(?:8|1450)\]|mmapfailed:enomem"),
     ("cpu_allocator", "cpu", True, r"openvino.{0,120}?failedtoallocate(?P<requested_bytes>\d{1,22})bytesofmemory"),
     ("cpu_allocator", "cpu", True, r"youtriedtoallocate(?P<requested_bytes>\d{1,22})bytes"),

@@ -35,10 +35,12 @@ _RAM = (
     r"(?:(?<!gpu )(?<!video )(?<!nor )(?<!vram/)(?<!before )ram(?!/v)"
     r"|(?:system|host|cpu|main|server)(?: virtual)? (?:memory|ram))"
 )
+_IS_FREE = r"(?! (?:is |was |usage )?(?:not|isn't|wasn't|low|fine|free)\b)"
 _TOLD_HOST = (
     rf"\b{_RAM}\b(?:(?!\b(?:not|if|gpu|cuda)\b)[^.\n]){{0,30}}?\b{_SPENT}\b|\b{_SPENT}\b(?:(?!\b(?:gpu"
     rf"|cuda)\b)[^.\n])"
-    rf"{{0,16}}?\b{_RAM}\b|\b(?:process|job|script|training|worker|program)\b[^.\n]{{0,24}}\b(?:was|is|got|gets|been)"
+    rf"{{0,16}}?\b{_RAM}\b{_IS_FREE}|\b(?:process"
+    rf"|job|script|training|worker|program)\b[^.\n]{{0,24}}\b(?:was|is|got|gets|been)"
     r" (?:\w+ )?killed\b|\bkilled by (?:the |my )?(?:oom|system|kernel|computer|os)\b"
     rf"|\b(?:tak|us|consum|eat|ate|fill)\w* (?:up )?all (?:of )?(?:the |my )?(?:available |free )?{_RAM}\b"
     r"|\bcpu oom\b|\bout[- ]of[- ](?:cpu|host|system)[- ]memory\b"
@@ -97,6 +99,7 @@ _DEVICE_IS_FINE = re.compile(
     r"显存(?:占用)?(?:是|都|也|还)?(?:没有?问题|没有?变化|不变|正常|足够|充足|够)(?: ?\([^)\n]{0,24}\))?"
     r"|显存(?:平均)?(?:利用|占用|使用)率?(?:只有|小于|低于|不到|不足|仅|才){1,2} ?[1-7]?\d ?%"
 )
+_HOST_IS_FREE = re.compile(r"\bram\b (?:is |was |usage )?(?:not|isn't|wasn't|low|fine|free)\b", re.I)
 # Of a training alone, where nothing says which memory it is.
 _GROWS_IN_TRAINING = re.compile(r"训练[^\n，。]{0,6}(?<!系统)(?<!服务器)(?<!主机)(?<!cpu)(?<!机器)[内內]存", re.I)
 _MEMORY_IN_CHINESE = re.compile("[内內]存|記憶體")
@@ -145,14 +148,22 @@ _LONGEST_STATEMENT = 120
 _MOST_STATEMENTS = 4
 
 
+_RAN_OUT = re.compile(
+    r"oom|\bout\b|exhaust|overflow|\b(?:un|in)sufficient|enough|explo[ds]|blow|roof|ceiling|limit|error|kill|\ball\b"
+    r"|sig|evict|code|abrupt|longer alive|feet under"
+    r"|[不未超爆炸满滿]|溢|耗尽|杀",
+    re.I,
+)
+
+
 def says_only_killed(said: str) -> bool:
     """Whether what was found in a text is a process that was killed, without a word about memory."""
     return bool(KILLED.search(said)) and not _NAMES_MEMORY.search(said)
 
 
 def says_only_trouble(said: str) -> bool:
-    """Whether what was found in a text is some trouble with memory, not that it ran out."""
-    return _TROUBLE.fullmatch(said.strip(" .…")) is not None
+    """Whether what was found in a text is some trouble with memory, or that much is used, not that it ran out."""
+    return _TROUBLE.fullmatch(said.strip(" .…")) is not None or not _RAN_OUT.search(said)
 
 
 def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
@@ -230,7 +241,7 @@ def _whose(cleaned: str, told: re.Pattern[str]) -> MessageKind:
 
 def _of_statement(statement: str) -> MessageKind | None:
     """The kind that one sentence makes it; None where it names neither device nor host."""
-    rest = _DEVICE_IS_FINE.sub("", _NO_DEVICE.sub("", statement))
+    rest = _HOST_IS_FREE.sub("", _DEVICE_IS_FINE.sub("", _NO_DEVICE.sub("", statement)))
     is_steady = _DEVICE_IS_FINE.search(statement)
     if not is_steady and (_VIDEO_MEMORY.search(rest) or _GROWS_IN_TRAINING.search(rest)):
         rest = _MEMORY_IN_CHINESE.sub("", rest)
@@ -240,7 +251,7 @@ def _of_statement(statement: str) -> MessageKind | None:
 
 def _whose_in_all(text: str) -> MessageKind:
     """The same for a whole text, in which only memory counts that is named as the device's or the host's."""
-    text = _IN_LISTS.sub("", text)
+    text = _HOST_IS_FREE.sub("", _IN_LISTS.sub("", text))
     rest = _NO_DEVICE.sub("", text)
     names_host = bool(OF_HOST.search(rest) or _NAMED_HOST.search(rest))
     is_of_device = bool(_MEMORY_OF_DEVICE.search(rest)) or (not names_host and bool(OF_DEVICE.search(rest)))

@@ -11,7 +11,7 @@ from oom_magic.explain.remedies.from_text.kind_of_run import facts_of, is_evalua
 from oom_magic.explain.sentences.catalogue import translate
 
 _INFERENCE = frozenset(program.key for program in PROGRAMS if not program.trains)
-_RESERVING_KEYS = ("program_reserves", "told_generation", "meaning_jax_launch")
+_RESERVING_KEYS = ("program_reserves", "told_generation", "meaning_jax_launch", "smaller_share_helps")
 _CACHE_SUFFIXES = {"vllm": "_cache", "sglang": "_cache", "sglang_retracts": "_requests", "vllm_context": "_context"}
 # Evidence of a second copy of the weights: the suffix of the cause's sentence.
 _COPY_SUFFIXES = {
@@ -103,6 +103,8 @@ def _infers(diagnosis: Diagnosis) -> bool:
         return False  # its rehearsal trained
     if any(one.values.get("category_key") == "category_activation" for one in diagnosis.evidence):
         return False  # autograd kept it for a backward
+    if "without_graph" in diagnosis.told and not diagnosis.setup_phrases:
+        return True
     if diagnosis.program in _INFERENCE or is_evaluation(diagnosis) or not trains(diagnosis):
         return True
     return "may_evaluate" in facts_of(diagnosis, is_text=True)

@@ -137,6 +137,7 @@ REMEDIES: Sentences = {
     "remedy_keep_grown": (
         "Keep less in {name}, {code}: numbers (.item()), tensors in RAM (.detach().cpu()), or only the newest."
     ),
+    "remedy_smaller_share": "Let each program reserve less of the device when it starts, or nothing in advance.",
     "remedy_raise_limit": "Raise the limit set for this process.",
     "remedy_find_tensor": (
         "Check which operation requests so much, and whether a shape there is larger than intended."

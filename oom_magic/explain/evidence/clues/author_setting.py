@@ -341,7 +341,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"\b(?:not|n't|doesn't|ignor\w*) (?:\w+ )?(?:respect|accept|follow|obey)?\w* ?(?:the |my )?gpu[-_ ]split",
         r"\b(?:none|nothing)\b[^.\n]{0,24}\bother (?:\d )?(?:gpus?|cards?)\b",
         r"\b(?:other|second|2nd)(?: (?:one|gpu|card)s?)? (?:is|are|was|were) (?:sitting )?(?:not used|unused|idle|empty"
-        r"|never used)\b",
+        r"|never used)\b|\bgpu ?:?\d (?:is|was) (?:not|never) used\b",
         r"\b(?:only|just) (?:ever )?us(?:es|ing) (?:1|one|a single|the first)(?: (?:gpu|card|one))?\b"
         r"(?! (?:at|per|for|of))",
         r"(?:其余|其他|其它|另一?|第二)[块张个]?(?:显?卡|gpu)[^\n。]{0,12}(?:没有?用|空闲|不用|极少|很少|没有?占用|闲置)"

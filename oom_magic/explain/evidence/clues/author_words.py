@@ -200,7 +200,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|(?<!to )\b(?:run|ran|running|call\w*|generat\w*) (?:\w+ ){0,4}(?:multiple|several) times\b|\bseveral runs\b"
         r"|\bre-?run(?:s|ning)?\b",
         r"\b(?:2x|double|twice) the (?:gpu )?memory\b", r"until i (?:close|restart|reopen|kill"
-        r"|quit)", r"(?:have|need) to restart", r"each time i (?:run|call|generate)",
+        r"|quit)", r"(?:have|need) to restart",
         r"(?:显存|内存)[^\n，。]{0,8}(?:没有?|不|未|无法)(?:会|能|被|完全)*释放|(?:显存|内存)[^\n，。]{0,6}释放不[了掉]|第二次",
     ),
     "frees_at_end": said_as(  # the action that released memory shows what held it
@@ -296,6 +296,10 @@ _QUOTED = words(
 # Misspellings of "didn't".
 _NEGATION = re.compile(r"\b(did|does|do|ca|wo|is|was|are|were|could|would|should|has|have|had)nt\b", re.I)
 _TRAINS_NOW = re.compile(r"\btrain(?:ing|s|er)?\b|fine[- ]?tun|\bepochs?\b|\.backward\(|微调|训练", re.I)
+_IS_LOW = re.compile(
+    r"\b(?:ram|memory)\b[^.\n]{0,16}\b(?:(?:is |was )?(?:not|n't)|isn't|wasn't) (?:so |that |very )?(?:high|full|used)",
+    re.I,
+)
 _HAN = re.compile(r"[\u4e00-\u9fff]")
 _ADVICE = re.compile(  # with Chinese between the words
     r"(?:\bno-|是否有?|如果|检查(?!点)|防止|避免|whether|check|if there (?:is|are)(?: any)?|against)[\s\w*]{0,12}$"
@@ -447,6 +451,8 @@ def _told(pattern: re.Pattern[str], text: str, key: str = "") -> re.Match[str] |
         if key == "loads" and _AND_GOES_ON.match(text, match.end()):
             continue
         if _NOT_SO.search(text, max(sentence, start - 120), start):
+            continue
+        if key == "host_fills" and _IS_LOW.search(text, start, match.end() + 24):
             continue
         is_thought = _READ_SOMEWHERE.search(text, sentence, start) or _THOUGHT.search(text, sentence, start)
         if key in _OF_WHAT_HELPS and (is_thought or _EXPECTED.search(match.group())):

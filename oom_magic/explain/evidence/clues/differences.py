@@ -94,7 +94,7 @@ OBSERVED: dict[str, re.Pattern[str]] = {
     ),
     "smaller_model_works": said_as(
         r"\b\d{1,3}b\b (?:\w+ ){0,3}(?:can be \w+ (?:success\w*|without|fine)|works?\b"
-        r"|runs? (?:fine|ok|well)|is (?:fine|ok))",
+        r"|runs? (?:fine|ok|well)|is (?:fine|ok))(?![^.\n]{0,24}\b(?:but (?:when|if|once)|until|unless))",
         r"\bsmaller models? (?:\w+ ){0,2}(?:works?|runs?|loads?|fits?|is fine|are fine)\b",
         r"小(?:一点的)?模型(?:就|都|则)?(?:可以|没问题|正常)",
     ),

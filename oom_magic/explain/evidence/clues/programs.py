@@ -187,14 +187,14 @@ PROGRAMS: tuple[Program, ...] = (
             r"|Got an OOM, unloading|VAEDecode"),
         (
             _stage("vae", r"vae[/\\.]?decode|VAE ?Decod|Video_?Decode|decode_first_stage|first_stage_model"
-                r"|autoencoder|decode_tiled",
+                r"|autoencoder|decode_tiled|ldm[/\\]\w+[/\\]vae|VAE encoding",
                 Cause.ACTIVATIONS, 0.75, ("comfy_tiled", "smaller_image")),
             _stage("loading", r"Initializing block swap|assign model weights"
                 r"|Node Type:\W{1,6}\w*Load(?:er|Model)\w*|load_torch_file"
                 r"|model_patcher|patch_weight|load_models_gpu|load_model_gpu|model_load"
                 r"|partially_load",
                    Cause.WEIGHTS_TOO_BIG, 0.7, ("more_swapped", "comfy_fp8", "comfy_lowvram")),
-            _stage("sampling", r"ldm[/\\]|common_ksampler|sample_\w+|apply_model|[KM]Sampler|SamplerCustom"
+            _stage("sampling", r"ldm[/\\]|common_ksampler|sample_\w+|apply_model|[KM]Sampler|SamplerCustom|Sampling \d+"
                 r"|attention\.py", Cause.ACTIVATIONS, 0.5, ("smaller_image", "comfy_lowvram", "comfy_fp8")),
         ),
         remedies=("smaller_image", "comfy_attention", "comfy_tiled", "comfy_cache_none", "comfy_fp8", "comfy_lowvram"),

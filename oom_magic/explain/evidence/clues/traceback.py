@@ -129,6 +129,7 @@ _TRAINING = _any(
     r"trainer\.train\(", r"optimizer\.step", r"torch[/\\.]optim[/\\.]",
     r"_batch_norm_legit_functional", r"CompiledFunctionBackward",  # compiled graphs that train
 )  # fmt: skip
+_TRAINING_STEP = re.compile(r"backward\(|optimizer|\.step\(|[/\\]optim[/\\]")
 _AFTER_FORWARD = re.compile(r"run_backward|\.backward\(|optimizer\.step")
 _COMPUTES_LOSS = re.compile(r"\blabels ?=|\)\.loss\b|\bcompute_loss\(|\btraining_step\(")
 _NO_GRAD = re.compile(r"no_grad|inference_mode|decorate_context")
@@ -327,7 +328,9 @@ def _run_of(head: str, lines: list[str]) -> RunFacts:
     if "sizes_contrast" in facts.told:  # of the sizes it was run with, one is no more its own than another
         facts = replace(facts, told=facts.told - {"has_batch_of_one"})
     evaluates = any(_EVALUATION.search(line) for line in lines) and not _AFTER_FORWARD.search("\n".join(lines))
-    return replace(facts, told=facts.told | {"in_evaluation"}) if evaluates else facts
+    has_no_graph = any(_NO_GRAD.search(line) for line in lines) and not any(map(_TRAINING_STEP.search, lines))
+    found = {"in_evaluation": evaluates, "without_graph": has_no_graph}
+    return replace(facts, told=facts.told | {key for key, is_so in found.items() if is_so})
 
 
 def _full_device(text: str) -> str:

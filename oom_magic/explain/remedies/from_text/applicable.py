@@ -83,9 +83,11 @@ def told_shortly(keys: tuple[str, ...], diagnosis: Diagnosis) -> tuple[str, ...]
     together = [key for key in keys if key in _OF_ANY_TRAINING]
     if len(together) > 1:
         keys = tuple("training_settings" if key == together[0] else key for key in keys if key != together[1])
-    compares_sizes = any(one.key == "told_contrast" for one in diagnosis.evidence)
+    known = {one.key for one in diagnosis.evidence}
+    compares_sizes = "told_contrast" in known or ("input_named" in known and {*keys[:1]} <= _UNSPECIFIC)
     is_one_tensor = diagnosis.cause is Cause.REQUEST_ALONE_TOO_BIG  # which it is comes before what makes it smaller
-    specific = keys[:1] if compares_sizes or is_one_tensor else tuple(key for key in keys if key not in _UNSPECIFIC)
+    is_first = compares_sizes or is_one_tensor
+    specific = keys[:1] if is_first else tuple(key for key in keys if key not in _UNSPECIFIC)
     if not specific:
         return keys[:1]
     if diagnosis.confidence in _SURE or trains_in_pytorch(diagnosis, facts_of(diagnosis, is_text=True)):

@@ -88,6 +88,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "told_idle_devices": ("use_all_devices",),
     "told_split": ("smaller_first_share",),
     "paddle_share": ("paddle_more",),
+    "smaller_share_helps": ("smaller_share",),
     "scores_of_picture": ("smaller_image",),
     "parallel_slots": ("one_at_a_time",),
     "above_block_limit": ("relaxed_limits", "smaller_arrays"),
@@ -108,7 +109,7 @@ _IN_ANY_PROGRAM = {
     "mps_others", "above_block_limit", "offloaded_pinned", "parallel_slots", "told_models_beside", "paddle_share",
     "told_copies", "driver_buffer_limit",
     "told_merging", "told_collects", "replay_buffer", "weights_fill_one_card", "told_runs_without",
-    "told_idle_devices", "told_split",
+    "told_idle_devices", "told_split", "smaller_share_helps",
 }  # fmt: skip
 # What helps against each cause, the first step first. Keys of the catalogue (``remedy_<key>``).
 AGAINST: Mapping[Cause, tuple[str, ...]] = {
