@@ -288,6 +288,24 @@ from oom_magic.explain.explainer import explain
             '    out = self.first_stage_model.encode(pixels_in)\n  File "comfy/ldm/wan/vae.py", line 325, in forward\n    x = layer(x)',
             ["in the VAE"], ["while sampling"], id="an encoder is no sampler",
         ),
+        pytest.param(
+            "CUDA out of memory. Tried to allocate 30.52 GiB. GPU 2 has a total capacity of 79.10 GiB of which 14.37 GiB is free."
+            " Process 33 has 64.72 GiB memory in use. 79.10 GiB allowed; Of the allocated memory 62.19 GiB is allocated by PyTorch,"
+            " and 1.00 GiB is reserved by PyTorch but unallocated.", [], ["limit set for this", "per_process_memory"],
+            id="a limit that is all of the device",
+        ),
+        pytest.param(
+            "*** Error in R: malloc(): memory corruption: 0x00000011858a4660 *** at a peak of 200GB of 478", ["not a lack"],
+            ["ran out", "nvidia-smi"], id="a damaged heap",
+        ),
+        pytest.param(
+            "Cuda memory usage increases over time. My training process will be killed around 800 epochs due to cuda memory usage",
+            [], ["host memory"], id="killed for the device's memory",
+        ),
+        pytest.param(
+            "CUDA out of memory: everything goes fine until the 3rd training epoch", ["came before it fitted"], ["Most often"],
+            id="two epochs that fitted",
+        ),
     ],
 )  # fmt: skip
 def test_a_claim_has_its_evidence_in_the_text(text, said, not_said):

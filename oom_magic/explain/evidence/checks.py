@@ -17,6 +17,7 @@ _SIZE_IS_NOT_IT = {"tried_size", "tried_length"}
 _FORMATS_OF_PYTORCH = ("cuda_", "short", "class_only", "mps", "hip", "xpu", "npu", "dataloader", "cpu_allocator")
 _OF_PYTORCH = re.compile(r"(?i:cuda)(?: runtime)? error|HIP error")  # its words for what the driver refused
 _OF_RAM = {"speaks_of_ram", "host_fills", "workers"}
+_SEVERAL = 3  # steps after which all of a run has come once: its state is made by the first
 # The check for less at once, by whether the batch and the size of the inputs are out of the question.
 _WHAT_IS_LEFT = {(False, False): "", (True, False): "_size", (False, True): "_batch", (True, True): None}
 # The checks of ``_check_of_work`` that only use less: a run then fits whatever filled the device.
@@ -133,7 +134,7 @@ def check_of_open(cause: Cause, usual: Evidence, failure: Failure | None, clues:
     if cause not in INPUT_CAUSES or not is_of_less or program in (*RESERVING, *_WITHOUT_MODEL):
         return usual
     backend = None if failure is None else failure.backend
-    went_well = clues.run.is_late or "after_while" in clues.run.told
+    went_well = (clues.run.num_steps or 0) >= _SEVERAL or clues.run.is_late or "after_while" in clues.run.told
     trains = clues.is_training or clues.tells_of_training
     suffix = "_late" if went_well else "_training" if trains else ""
     return Evidence(f"check_when_full{suffix}", _watched(backend, clues))

@@ -86,12 +86,15 @@ def _sysmem_fallback(failure: Failure, clues: Clues) -> Iterator[Support]:
     yield Support(Cause.SYSMEM_FALLBACK, weight, evidence)
 
 
+_WHOLE = 0.995  # of a device: a limit that takes nothing from it
+
+
 def _limit(failure: Failure) -> Iterator[Support]:
     limit, held, requested = failure.limit_bytes, failure.pytorch_bytes, failure.requested_bytes
     if limit is None or requested is None or failure.backend == "mps":
         return
     total = failure.total_bytes
-    if total is not None and requested > total:
+    if total is not None and (requested > total or limit >= total * _WHOLE):
         return
     is_binding = held is not None and held + requested > limit
     has_room = failure.free_bytes is not None and failure.free_bytes >= requested

@@ -130,6 +130,8 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("graphics_api", None, True, r"8007000e(?![\da-f])"),
     ("directml", "directml", True, r"couldnotallocatetensorwith(?P<requested_bytes>\d{1,22})bytes"),
     # Host memory.
+    ("heap_damaged", None, False, r"(?:malloc|free|realloc|munmap_chunk|calloc)\(\):(?:memorycorruption|invalid"
+        r"|unaligned|corrupt|unsorted|mismatch|double)|doublefreeorcorruption|corrupted(?:sizevs|double-linked)|heapcorruption"),
     ("host_allocation", "cpu", True, rf"cannotallocatevectorofsize(?P<requested>{SIZE})"),
     ("host_allocation", "cpu", True, r"javascriptheapoutofmemory|fatalerror:runtime:outofmemory"),
     ("host_allocation", "cpu", True, r"vectormemory(?:exhausted|limitof)|cholmoderror'outofmemory'"

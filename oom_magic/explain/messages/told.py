@@ -27,6 +27,7 @@ _TOLD_DEVICE = (
     r"\b(?:gpu memory|v-?ram) (?:usage|consumption|cost) is (?:too|very|so) (?:high|large|big)|"
     rf"{_TOO_MUCH}(?:(?:gpu|cuda|video|graphics) ?memory|v-?ram)|"
     rf"\b{_GPU}\b{_NEAR}\b{_SPENT}\b|\b{_SPENT}\b{_NEAR}\b{_GPU}\b"
+    rf"|\bkilled\b[^.\n]{{0,80}}\b(?:due to|because of) (?:the |my )?{_GPU}\b"
     r"|\b(?:un|in)sufficient v-?ram\b|\bout of (?:gpu|cuda|video|device|graphics) memory\b"
     r"|(?:cuda|gpu|\u663e\u5361) ?\u5185\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa|\u4f1a?\u7206)"
     r"|\u663e\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa|\u7206|\u70b8|\u8d85)|[\u7206\u70b8]\u4e86?\u663e\u5b58"

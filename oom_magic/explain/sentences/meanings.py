@@ -36,7 +36,7 @@ MEANINGS: Sentences = {
         "cuBLAS could not be initialized, most often because the device is full; an index out of range can"
         " look the same."
     ),
-    "meaning_cudnn": "cuDNN could not be initialized or find an algorithm, most often because the device is full.",
+    "meaning_cudnn": "A cuDNN call failed, most often because the device is full.",
     "meaning_cuda_library_misuse": "A CUDA library was called with arguments it does not support.",
     "meaning_nccl": (
         "NCCL, the communication between GPUs, hit a CUDA error; its buffers are outside PyTorch's allocator."
@@ -62,6 +62,9 @@ MEANINGS: Sentences = {
     "meaning_graphics_api": "A graphics API (Vulkan, OpenCL, Direct3D) could not allocate memory on its device.",
     "meaning_fork_enomem": "The system refused more RAM (errno 12).",
     "meaning_windows_paging_file": "Windows' page file is too small for the requested memory.",
+    "meaning_heap_damaged": (
+        "The C library found its records of memory damaged: a bug in native code, not a lack of memory."
+    ),
     "meaning_static_tls": "A library was loaded too late to get its thread-local storage; import it first.",
     "meaning_dataloader": "A DataLoader worker died of a bus error, most often because shared memory is full.",
     "meaning_dataloader_killed": "The system killed a DataLoader worker, most often because RAM ran out.",

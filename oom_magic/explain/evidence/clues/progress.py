@@ -11,14 +11,15 @@ from oom_magic.explain.evidence.clues.tried import tried_in
 
 _BAR = re.compile(r"(\d{1,3})%\|[^|\n]{0,200}\|\s{0,3}(\d{1,9})/(\d{1,9})")
 _DONE = re.compile(
-    r"(?:after|at|until|till|经过|训练到|跑到|第)\s?(?:about|around|approximately|executing|only)?\s?~?(?:\d{1,6}\s?[-~–]\s?)?(\d[\d,]{0,8}\s?[kKwW万]?)\s?"
+    r"(?:after|at|until|till|gets to|got to|reache[sd]|经过|训练到|跑到|第)"
+    r"\s?(?:about|around|approximately|executing|only)?\s?~?(?:\d{1,6}\s?[-~–]\s?)?(\d[\d,]{0,8}\s?[kKwW万]?)\s?"
     r"(?:th |st |nd |rd )?(?:training |successful )?(?:steps?|iterations?|iters?|batches|步|次迭代|个?batch|iteration)",
     re.I,
 )
 _EPOCHS = re.compile(
     r"(?:after|at|until|to|in|during)\s(?:the\s)?(?:end of\s)?(?:about\s|~)?"
     r"(?:epoch\s(\d{1,4})|(?:\d{1,4}\s?(?:[-~–]|or|to)\s?)?(\d{1,4})(?:st|nd|rd"
-    r"|th)?\sepochs?)"
+    r"|th)?\s(?:training )?epochs?)"
     r"|第\s?(?:\d{1,4}\s?[-~–到至]\s?)?(\d{1,4}|[二三四五六七八九十])\s?个?(?:epoch|轮)"
     r"|\[?Epoch[: ]\s{0,3}(\d{1,4})[/\]: ]",
     re.I,
