@@ -190,7 +190,7 @@ def _why(diagnosis: Diagnosis) -> Block:
     cause = cause_in_words(diagnosis.cause, diagnosis)
     if diagnosis.confidence is Confidence.OPEN:
         if diagnosis.possible and diagnosis.possible[0].check.key == "check_when_full_late":
-            cause = translate("why_late", lang)
+            cause = translate("cause_leak_or_retained_reference_late", lang)
         elif diagnosis.main_failure is None:
             cause = translate("cause_unknown", lang)
         elif diagnosis.possible:

@@ -69,6 +69,10 @@ CATALOGUE: Sentences = {
     "cause_leak_or_retained_reference": (
         "Something keeps memory alive that is no longer needed: tensors of earlier steps or failures, or an older copy."
     ),
+    "cause_leak_or_retained_reference_late": (
+        "What came before it fitted: either something is kept from one step or request to the next, or what came then"
+        " was larger."
+    ),
     "cause_leak_or_retained_reference_or_cache": (
         "Either the framework's cache keeps this memory for later use, or the program still holds it: only what is held"
         " rises with every use."

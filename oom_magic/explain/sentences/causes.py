@@ -26,6 +26,7 @@ _COPY_SUFFIXES = {
     "ranks_load_to_one": "_crowded",
 }
 _STATE_SUFFIXES = {"optimizer_set_up": "_set_up", "checkpoint_kept": "_resumed"}
+_LATE = {"late_steps", "late_epochs", "told_late"}
 _CACHE, _BY_TURNS = "tensor_kv_cache", "turns_keep"
 _GROWTH_WITHIN_STEP = ("name_sums_a_step", "comprehension_sums_a_step")
 
@@ -42,10 +43,8 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = "_models"
     elif cause is Cause.DRIVER_LEVEL and not _is_beside_pytorch(diagnosis):
         suffix = "_elsewhere"
-    elif cause is Cause.LEAK_OR_RETAINED_REFERENCE and any(one.key == "replay_buffer" for one in diagnosis.evidence):
-        suffix = "_replay"
-    elif cause is Cause.LEAK_OR_RETAINED_REFERENCE and may_be_cache(diagnosis):
-        suffix = "_or_cache"
+    elif cause is Cause.LEAK_OR_RETAINED_REFERENCE:
+        suffix = _suffix_of_leak(diagnosis)
     elif cause is Cause.WEIGHTS_TOO_BIG:
         suffix = next((_COPY_SUFFIXES[one.key] for one in diagnosis.evidence if one.key in _COPY_SUFFIXES), "")
     elif cause is Cause.FRAGMENTATION and failure is not None and _has_no_cache(failure):
@@ -71,6 +70,16 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
     elif cause is Cause.ACTIVATIONS and _infers(diagnosis):
         suffix = "_inference"
     return translate(f"cause_{cause.value}{suffix}", diagnosis.lang)
+
+
+def _suffix_of_leak(diagnosis: Diagnosis) -> str:
+    """Which sentence: both possibilities where nothing but how far the run had come speaks for one that is kept."""
+    known = {one.key for one in diagnosis.evidence} - {"no_message"}
+    if "replay_buffer" in known:
+        return "_replay"
+    if known and known <= _LATE:
+        return "_late"
+    return "_or_cache" if may_be_cache(diagnosis) else ""
 
 
 def may_be_cache(diagnosis: Diagnosis) -> bool:

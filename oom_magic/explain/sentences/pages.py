@@ -69,10 +69,6 @@ PAGE_CATALOGUE: Sentences = {
     "line_why_open": "Why: {text}",
     "why_possible": "Possibly: {cause}",
     "why_usual": "Most often in such reports: {cause}",
-    "why_late": (
-        "What came before it fitted: either something is kept from one step or request to the next, or what came then"
-        " was larger."
-    ),
     "heading_possible": "What else it may be, and how to check",
     "heading_confirm": "How to confirm it",
     "evidence_quoted": "The text: “{quote}”.",
