@@ -314,6 +314,16 @@ def test_minimum_device_bytes_is_enough_and_less_is_not(program, text):
         assert replay(run, capacity_bytes=least - 2 * MIB, settings=options).failure is not None
 
 
+@given(PROGRAMS, SETTINGS, st.integers(0, 300))
+@settings(max_examples=60)
+def test_the_search_ends_earlier_only_for_what_does_not_fit(program, text, device):
+    run, options = timeline_of(program), AllocatorSettings.parse(text)
+    least = minimum_device_bytes(run, options)
+    found = minimum_device_bytes(run, options, exact_up_to_bytes=device * MIB)
+    assert found == least if least <= device * MIB else least <= found <= least * (1 + 1 / 512) + 2 * MIB
+    assert replay(run, capacity_bytes=found, settings=options).failure is None
+
+
 @dataclass
 class Training:
     """Steps of random sizes that are all alike: each frees at some point what the step before left."""

@@ -66,6 +66,7 @@ class RemedyEvaluator:
         self._after = Variation()  # with it
         self._variations: dict[Any, Variation] = {}  # of evaluated remedies
         self._in_pieces: list[tuple[Remedy, MemoryReport]] = []  # that fit but for the allocator's segments
+        self._need = partial(needed_bytes, exact_up_to_bytes=situation.usable_bytes)
         self._candidates = remedy_specs(situation)
         made = [change for one in self._candidates if one.variation for change in one.variation.changes]
         self._begin(made)
@@ -174,7 +175,7 @@ class RemedyEvaluator:
             report = self._patience.timed(lambda: self._rehearsal.run_on(variation.with_(self._after)))
         except NotEvaluatedError:
             return remedy, 0
-        now = needed_bytes(report, variation.batches)
+        now = self._need(report, variation.batches)
         if now <= (remedy.needed_bytes or 0):
             return remedy, 0
         whole = self._with_saving(remedy, report, now)
@@ -193,7 +194,7 @@ class RemedyEvaluator:
         def need(size: int) -> int:
             smaller = variation.with_(Variation(sizes={"evaluation": size}))
             reports[size] = self._patience.timed(lambda: self._rehearsal.run_on(smaller.with_(self._after)))
-            return needed_bytes(reports[size], smaller.batches)
+            return self._need(reports[size], smaller.batches)
 
         limits = (self._situation.safe_bytes, self._situation.usable_bytes)
         sizes = divisors(before, before)
@@ -276,7 +277,7 @@ class RemedyEvaluator:
             return
         if found is not None:
             way, report = found
-            remedy = dropping(way, report, self.needed_bytes, needed_bytes(report), self._situation)
+            remedy = dropping(way, report, self.needed_bytes, self._need(report), self._situation)
             spec = RemedySpec(
                 remedy.key, remedy.cost, remedy.speed, ("before",), Variation(dropped=way), slot=remedy.key
             )
@@ -343,10 +344,9 @@ class RemedyEvaluator:
             elif error.applies and (candidate.variation.sizes or not error.is_of_code):  # what raises is no remedy
                 yield replace(remedy, note=error.reason)
             return
-        variant = next((change.variant for change in candidate.variation.changes), "")
-        if variant:
+        if variant := next((change.variant for change in candidate.variation.changes), ""):
             remedy = self._with_code(remedy, f"{candidate.key}_{variant}", candidate.values)
-        remedy = self._with_saving(remedy, report, needed_bytes(report))
+        remedy = self._with_saving(remedy, report, self._need(report))
         self._variations[identity_of(remedy)] = candidate.variation
         if not remedy.fits and report.peak_allocated_bytes <= self._situation.usable_bytes:
             self._in_pieces.append((remedy, report))
@@ -410,7 +410,7 @@ class RemedyEvaluator:
         def need(size: int) -> int:
             smaller = base.with_(accumulated(size)).with_(Variation(sizes={what: size}))
             reports[size] = self._run(smaller)
-            return needed_bytes(reports[size], smaller.batches)
+            return self._need(reports[size], smaller.batches)
 
         limits = (self._situation.safe_bytes, self._situation.usable_bytes)
         before_need, least = (before, needed or self.needed_bytes), between_steps_bytes(self._baseline)
@@ -481,7 +481,7 @@ class RemedyEvaluator:
         if not any(one.variation and one.variation.sizes for one, _ in chosen):
             report = self._run(changed)
             self._variations[identity_of(remedy)] = changed
-            return self._with_saving(remedy, report, needed_bytes(report))
+            return self._with_saving(remedy, report, self._need(report))
         known = [one.needed_bytes for spec, one in chosen if one.needed_bytes and not (spec.variation or changed).sizes]
         smaller = self._smaller("batch", changed, min(known, default=None))
         together = replace(

@@ -30,13 +30,17 @@ _LEAST_SHARE = 0.02  # of the card: less than that is not mentioned, such as the
 
 
 def needed_bytes(
-    report: MemoryReport, batches: tuple[int, int] = (1, 0), settings: AllocatorSettings | None = None
+    report: MemoryReport,
+    batches: tuple[int, int] = (1, 0),
+    settings: AllocatorSettings | None = None,
+    exact_up_to_bytes: int | None = None,
 ) -> int:
     """The least memory for PyTorch's allocator, in bytes, with which a rehearsed run ends, and goes on if it was left
-    after a step; as it was set up (None). ``batches`` of a step were followed, and so many more come."""
+    after a step; as it was set up (None). ``batches`` of a step were followed, and so many more come. What is more than
+    ``exact_up_to_bytes`` may be 0.2 % too much."""
     from oom_magic.memory.allocator.replay import minimum_device_bytes  # loads NumPy, which texts do not need
 
-    return minimum_device_bytes(report.timeline, settings or report.settings, *batches)
+    return minimum_device_bytes(report.timeline, settings or report.settings, *batches, exact_up_to_bytes)
 
 
 def between_steps_bytes(report: MemoryReport) -> int:
@@ -76,7 +80,8 @@ def growing_segments(report: MemoryReport, needed: int, situation: Situation) ->
     """The same events with expandable segments, where they are available and need less."""
     if situation.expandable_segments or situation.is_windows:
         return
-    now = needed_bytes(report, settings=replace(report.settings, expandable_segments=True))
+    expandable = replace(report.settings, expandable_segments=True)
+    now = needed_bytes(report, settings=expandable, exact_up_to_bytes=situation.usable_bytes)
     if now < needed:
         code, language = code_for("expandable_segments", situation.style, {})
         peak = report.peak_allocated_bytes

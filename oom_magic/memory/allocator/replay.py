@@ -178,7 +178,11 @@ def state_at(
 
 
 def minimum_device_bytes(
-    timeline: Timeline, settings: AllocatorSettings = DEFAULT_SETTINGS, batches: int = 1, more_batches: int = 0
+    timeline: Timeline,
+    settings: AllocatorSettings = DEFAULT_SETTINGS,
+    batches: int = 1,
+    more_batches: int = 0,
+    exact_up_to_bytes: int | None = None,
 ) -> int:
     """Least device memory, context apart, in which the timeline ends without failure, in bytes.
 
@@ -188,10 +192,11 @@ def minimum_device_bytes(
 
     By bisection to 2 MiB: the timeline was replayed to its end with what is returned, and failed with 2 MiB
     less. Rarely (one in 600 random timelines) a device a little larger fails again, because a retry comes
-    later and finds the cache more fragmented. Raises ValueError if no amount is enough, as with a memory
-    fraction of 0.
+    later and finds the cache more fragmented. What is returned above ``exact_up_to_bytes``, for a device that is too
+    small anyway, may be 0.2 % more than the least: there the search ends earlier. Raises ValueError if no amount is
+    enough, as with a memory fraction of 0.
     """
-    search = _LeastCapacity(course_of(timeline, batches, more_batches), settings)
+    search = _LeastCapacity(course_of(timeline, batches, more_batches), settings, exact_up_to_bytes)
     unlimited = search.ended(UNLIMITED // GRANULE_BYTES, replace(settings, memory_fraction=None))
     assert unlimited is not None, "it is never full"
     too_few = unlimited.peak_allocated_bytes // GRANULE_BYTES - 1
@@ -205,12 +210,16 @@ def minimum_device_bytes(
     return enough * GRANULE_BYTES
 
 
+_NEARLY = 512  # a search that need not be exact ends within this part of what it finds
+
+
 class _LeastCapacity:
     """The search for the least capacity, in granules, with which a course ends: at first with few of its later steps,
     which is what takes time."""
 
-    def __init__(self, course: Course, settings: AllocatorSettings) -> None:
+    def __init__(self, course: Course, settings: AllocatorSettings, exact_up_to_bytes: int | None) -> None:
         self._course, self._settings = course, settings
+        self._exact_up_to = UNLIMITED if exact_up_to_bytes is None else exact_up_to_bytes // GRANULE_BYTES
         self.most_steps: int | None = FEW_STEPS  # None: all
         # Else limits follow the capacity.
         self.is_plain = settings.memory_fraction is None and not settings.expandable_segments
@@ -234,10 +243,10 @@ class _LeastCapacity:
         return too_few, enough
 
     def narrowed(self, too_few: int, enough: int) -> int:
-        """The least capacity with which the run ends, between two with which it fails, and ends."""
+        """The least capacity with which the run ends, or nearly, between two with which it fails, and ends."""
         if self.is_plain and enough - too_few > 1 and self.ended(enough - 1) is None:
             return enough  # most often nothing that an unlimited run reserved can be spared
-        while enough - too_few > 1:
+        while enough - too_few > (1 if too_few < self._exact_up_to else 1 + too_few // _NEARLY):
             middle = (too_few + enough) // 2
             allocator = self.ended(middle)
             if allocator is None:
