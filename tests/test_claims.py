@@ -306,6 +306,19 @@ from oom_magic.explain.explainer import explain
             "CUDA out of memory: everything goes fine until the 3rd training epoch", ["came before it fitted"], ["Most often"],
             id="two epochs that fitted",
         ),
+        pytest.param(
+            "client = Client(cluster)\ndf = dd.read_parquet('*.parquet')\nit fails with 'Worker exceeded 95% memory budget' of 256 GB",
+            ["RAM that it was given", "Dask restarted"], ["No error message", "RAM\\) ran out"], id="a worker's share of the RAM",
+        ),
+        pytest.param(
+            "Out of memory error when using ESM2 for protein embeddings. I saw examples/esm2_infer_fairscale_fsdp_offloading.py, or do"
+            " you recommend distributing over multiple GPUs or a bigger GPU?",
+            ["one pass does not fit"], ["activations of a step"], id="a library in a file's name",
+        ),
+        pytest.param(
+            "Our experiments meet CUDA out of memory every 10，000 iterations or even more, on 32g v100",
+            ["came before it fitted"], ["Most often", "round number"], id="iterations that fitted",
+        ),
     ],
 )  # fmt: skip
 def test_a_claim_has_its_evidence_in_the_text(text, said, not_said):

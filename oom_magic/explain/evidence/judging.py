@@ -128,6 +128,7 @@ _FIXED: dict[str, tuple[Cause, Confidence]] = {
     "scheduler_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
     "pod_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
     "pod_evicted": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "dask_worker": (Cause.HOST_RAM, Confidence.CERTAIN),
     "ray_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
     "sglang_retracts": (Cause.MEMORY_FRACTION_LIMIT, Confidence.CERTAIN),
     "sglang": (Cause.MEMORY_FRACTION_LIMIT, Confidence.CERTAIN),

@@ -176,6 +176,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("pod_oom_kill", "cpu", True, r"reason:oomkilled|oomkilled.{0,40}exitcode:137"),
     ("pod_evicted", "cpu", True, r"nodewaslowonresource:memory"),
     ("scheduler_oom_kill", "cpu", True, r"killedbyyarnforexceeding"),
+    ("dask_worker", "cpu", True, r"workerexceeded\d{1,3}%memorybudget"),
     ("ray_oom_kill", "cpu", True, r"duetothenoderunninglowonmemory|killedduetomemorypressure\(oom\)"),
     ("notebook_host", "cpu", True, r"crashedafterusing(?:all)?availableram"),
     ("kernel_oom_killer", "cpu", True, r"lowswap:killing"),  # macOS

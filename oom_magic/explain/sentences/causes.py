@@ -26,6 +26,7 @@ _COPY_SUFFIXES = {
     "ranks_load_to_one": "_crowded",
 }
 _STATE_SUFFIXES = {"optimizer_set_up": "_set_up", "checkpoint_kept": "_resumed"}
+_GIVEN = ("slurm_oom_kill", "scheduler_oom_kill", "pod_oom_kill", "dask_worker")
 _LATE = {"late_steps", "late_epochs", "told_late"}
 _CACHE, _BY_TURNS = "tensor_kv_cache", "turns_keep"
 _GROWTH_WITHIN_STEP = ("name_sums_a_step", "comprehension_sums_a_step")
@@ -49,6 +50,8 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = next((_COPY_SUFFIXES[one.key] for one in diagnosis.evidence if one.key in _COPY_SUFFIXES), "")
     elif cause is Cause.FRAGMENTATION and failure is not None and _has_no_cache(failure):
         suffix = "_free"
+    elif cause is Cause.HOST_RAM and failure is not None and failure.format in _GIVEN:
+        suffix = "_given"
     elif cause is Cause.HOST_RAM and failure is None:
         suffix = "_told"
     elif cause is Cause.HOST_RAM and diagnosis.has_one_memory:

@@ -77,6 +77,7 @@ MEANINGS: Sentences = {
     "meaning_shared_memory_full": "/dev/shm is full.",
     "meaning_slurm_oom_kill": "SLURM ended the job because it used more RAM than it had requested (--mem).",
     "meaning_scheduler_oom_kill": "The scheduler ended the job because it used more RAM than it had requested.",
+    "meaning_dask_worker": "Dask restarted a worker that had nearly used up the RAM it was given (memory_limit).",
     "meaning_ray_oom_kill": (
         "Ray ended a worker because the RAM of the machine was nearly full; this is not about GPU memory."
     ),

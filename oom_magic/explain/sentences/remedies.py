@@ -181,6 +181,7 @@ REMEDIES: Sentences = {
     "remedy_exllama_context": (
         "Allow a shorter context (max_seq_len): the cache for all of it is allocated when the model is loaded."
     ),
+    "remedy_larger_workers": "Use fewer workers with more RAM each (memory_limit), or smaller partitions.",
     "remedy_fewer_tasks": (
         "Run fewer tasks and actors at once on that machine (Ray: more num_cpus for each), or use one with more RAM."
     ),

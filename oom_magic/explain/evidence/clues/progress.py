@@ -11,8 +11,8 @@ from oom_magic.explain.evidence.clues.tried import tried_in
 
 _BAR = re.compile(r"(\d{1,3})%\|[^|\n]{0,200}\|\s{0,3}(\d{1,9})/(\d{1,9})")
 _DONE = re.compile(
-    r"(?:after|at|until|till|gets to|got to|reache[sd]|经过|训练到|跑到|第)"
-    r"\s?(?:about|around|approximately|executing|only)?\s?~?(?:\d{1,6}\s?[-~–]\s?)?(\d[\d,]{0,8}\s?[kKwW万]?)\s?"
+    r"(?:after|at|until|till|gets to|got to|reache[sd]|every|经过|训练到|跑到|第)"
+    r"\s?(?:about|around|approximately|executing|only)?\s?~?(?:\d{1,6}\s?[-~–]\s?)?(\d[\d,，]{0,8}\s?[kKwW万]?)\s?"
     r"(?:th |st |nd |rd )?(?:training |successful )?(?:steps?|iterations?|iters?|batches|步|次迭代|个?batch|iteration)",
     re.I,
 )
@@ -24,7 +24,7 @@ _EPOCHS = re.compile(
     r"|\[?Epoch[: ]\s{0,3}(\d{1,4})[/\]: ]",
     re.I,
 )
-_ABOUT = re.compile(r"about|around|approximately|~|[kKwW万]|大[约概]|左右", re.I)  # the author rounds
+_ABOUT = re.compile(r"every|or more|about|around|approximately|~|[kKwW万]|大[约概]|左右", re.I)  # the author rounds
 _LOGGED = re.compile(r"^[^\n]{0,80}\bstep[:= ]{1,3}(\d{1,9})\b(?! ?/)[^\n]{0,160}(?:loss|reward)", re.I | re.M)
 _CHINESE = "一二三四五六七八九十"
 _LATE_STEPS = 50
@@ -92,7 +92,7 @@ def _number(text: str) -> int:
 
 def _count(text: str) -> int:
     """A written count: 12,300, 15K, 3w (ten thousands)."""
-    digits = text.replace(",", "").strip()
+    digits = text.replace(",", "").replace("，", "").strip()
     unit = digits[-1].lower()
     factor = {"k": 1000, "w": 10_000, "万": 10_000}.get(unit, 1)
     number = digits[:-1] if factor > 1 else digits

@@ -42,6 +42,7 @@ _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
     "ipex_4gb": ("smaller_arrays",),
     "tensorflow_host": ("smaller_input", "more_ram"),
     "java_heap": ("java_heap",),
+    "dask_worker": ("larger_workers",),
     "ray_oom_kill": ("fewer_tasks",),
     "nccl": ("nccl_buffers", "smaller_batch_any"),
     "no_kernel_image": (),

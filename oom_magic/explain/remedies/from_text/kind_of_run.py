@@ -46,7 +46,8 @@ def trains(diagnosis: Diagnosis) -> bool:
     if "in_evaluation" in diagnosis.told and not diagnosis.setup_phrases:
         return False
     in_step = diagnosis.phase in ("backward", "loss", "optimizer_step")
-    is_trainer = bool(_TRAINERS & set(diagnosis.frameworks)) and "infers" not in diagnosis.told
+    trainers = _TRAINERS & set(diagnosis.frameworks) - (set() if diagnosis.place else _OF_RANKS)  # names in prose
+    is_trainer = bool(trainers) and "infers" not in diagnosis.told
     told = diagnosis.told - {"training_fits"} if "infers" in diagnosis.told else diagnosis.told  # it came before
     is_told = bool(_TOLD_OF_TRAINING & told or diagnosis.setup_phrases)
     return is_told or in_step or is_trainer
