@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 from samples import predicted, training_timeline
 
+from oom_magic.explain.remedies.combining import likely_combinations
 from oom_magic.explain.remedies.remedy import Remedy, Situation, ranked
 from oom_magic.explain.remedies.room import other_hardware
+from oom_magic.explain.remedies.specs import STEP, RemedySpec
 from oom_magic.memory.allocator.replay import minimum_device_bytes
 from oom_magic.memory.report import MemoryReport
 from oom_magic.predict.setups.gpus import find_gpu
@@ -25,6 +27,9 @@ def test_what_goes_to_ram_must_fit_there(ram: int | None, fits: bool | None) -> 
     remedy = situation.judged(collected, 3 * GIB)
     assert (remedy.fits, remedy.note is None) == (fits, fits is not None)
     assert situation.judged(replace(collected, key="no_grad"), 3 * GIB).fits
+    kept = Remedy("expandable_segments", 5, "same", saving_bytes=GIB)
+    found = [(RemedySpec(one.key, one.cost, one.speed, STEP, None, slot=one.key), one) for one in (remedy, kept)]
+    assert bool(likely_combinations(found, 33 * GIB, GIB, situation)) == (fits is not None)
     smaller = situation.judged(Remedy("smaller_evaluation", 4, "same", saving_bytes=25 * GIB), 8 * GIB)
     assert ranked([remedy, smaller])[0].key == ("eval_accumulation" if fits else "smaller_evaluation")
 

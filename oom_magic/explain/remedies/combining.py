@@ -38,7 +38,7 @@ def likely_combinations(
         limits = situation.safe_bytes, situation.usable_bytes
         return sum(expected(chosen) > limit for limit in limits), sum(one.cost for one, _ in chosen)
 
-    pool = [(one, remedy) for one, remedy in found if one.combines and remedy.saving_bytes]
+    pool = [(one, remedy) for one, remedy in found if one.combines and remedy.saving_bytes and not remedy.exceeds_ram]
     possible = [
         chosen
         for number in range(2, len(pool) + 1)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from oom_magic.predict.setups.gpus import GPU
 
 _RELEASES = ("free_held", "drop_copy")  # what nobody needs
-_INTO_RAM = ("eval_accumulation", "offload_optimizer", "shards_on_host", "offload")  # goes what they save
+# There goes what they save.
+_INTO_RAM = ("eval_accumulation", "keep_on_host", "offload_optimizer", "shards_on_host", "offload")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class Remedy:
     verdict: Verdict | None = None
     is_bought: bool = False
     is_lower_bound: bool = False
+
+    @property
+    def exceeds_ram(self) -> bool:
+        """Whether it would move more into RAM than is free there."""
+        return self.note is not None and self.note.key == "reason_ram"
 
 
 @dataclass(frozen=True)
