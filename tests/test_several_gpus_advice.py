@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import linecache
 from typing import Any
 
 import pytest
@@ -246,3 +247,36 @@ for _ in range(2):
     assert rehearsal.runs_frozen and not rehearsal.is_evaluation
     code = frozen_without_gradients(ast.parse(step), names)
     assert "    with torch.no_grad():\n        known = teacher(x)\n    seen = teacher(made)\n" in code
+
+
+DISTILLED = """
+def together(x, made):
+    known = teacher(x)
+    seen = teacher(made)
+    return (net(x) - known).square().sum() + seen.sum()
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "known"),
+    [("torch.ones(4, 8)", True), ("net(x)", True), ("made_by(x)", True), ("torch.ones(4, 8)", False)],
+)
+def test_a_teacher_in_a_function_of_the_step_needs_no_graph_but_for_what_is_trained(made: str, known: bool) -> None:
+    """Its headline was a sentence without code; with it, a network that compares what is trained keeps its graph."""
+    names = {"net": torch.nn.Linear(8, 8), "teacher": torch.nn.Linear(8, 8).eval(), "torch": torch}
+    source = f"{DISTILLED}\ndef made_by(x):\n    return net(x)\n"
+    linecache.cache["<ipython-input-9-b>"] = (
+        len(source),
+        None,
+        source.splitlines(keepends=True),
+        "<ipython-input-9-b>",
+    )
+    exec(compile(source, "<ipython-input-9-b>", "exec"), names)
+    given = "x, made" if known else "*batch"
+    step = (
+        f"for x in data:\n    made = {made}\n    loss = together({given})\n    loss.backward()\n    optimizer.step()\n"
+    )
+    code = frozen_without_gradients(ast.parse(step), names)
+    covered = [ast.unparse(one.body) for one in ast.walk(ast.parse(code)) if isinstance(one, ast.With)]
+    alone = ["known = teacher(x)"] if known else []
+    assert covered == [*alone, *(["seen = teacher(made)"] if known and made.startswith("torch") else [])]

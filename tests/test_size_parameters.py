@@ -13,7 +13,7 @@ from versions import as_since_3_11
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.own_code.parts import given_rows
 from oom_magic.explain.remedies.rehearsal import Variation
-from oom_magic.explain.remedies.size_parameters import find_size_parameters
+from oom_magic.explain.remedies.size_parameters import dimensions_of, find_size_parameters, sizes_of_inputs
 
 
 def test_sizes_in_settings_within_settings_and_computed_ones_are_found():
@@ -118,3 +118,21 @@ def test_a_whole_data_set_is_evaluated_in_parts():
     code = rehearsal.own_code("smaller_evaluation", {"after": 1024})
     assert "out = torch.cat([net(data[at:at + 1024].float()) for at in range(0, len(data), 1024)])" in code
     assert rehearsal.own_code("mixed_precision", {"dtype": "bf16"}) == "" and ast.unparse(tree) == cell
+
+
+@pytest.mark.parametrize(
+    ("shapes", "sizes"),
+    [
+        ((((70, 256), True), ((2, 256, 640), False)), {"batch": 256, "seq": 70}),
+        ((((70, 256, 64), False), ((1, 256, 640), False)), {"batch": 256, "seq": 70}),
+        ((((8, 512), True), ((8, 128, 640), False)), {"batch": 8, "seq": 512}),
+        ((((8, 512), True), ((1, 512), True)), {"batch": 8, "seq": 512}),
+        ((((5000, 128), False), ((2, 90000), True)), {}),
+    ],
+)
+def test_samples_are_rows_or_beside_a_recurrent_state_columns(shapes, sizes):
+    """A language model trained over a long text in pieces had no size, and a larger card was the first advice."""
+    assert sizes_of_inputs(shapes) == sizes
+    if "seq" in sizes:
+        found = dimensions_of(shapes)
+        assert [shapes[0][0][found[what]] for what in ("batch", "seq")] == [sizes["batch"], sizes["seq"]]

@@ -362,7 +362,8 @@ class DrySession:
         else:
             text = _(
                 "the first {num_turns} iterations of this loop were followed; the other {num_left} were taken to go on"
-                " like the last ones, with sizes that grow on as theirs did",
+                " like the last ones, with sizes that grow on as theirs did; what comes after the loop was not"
+                " followed",
                 num_turns=loop.num_turns,
                 num_left=loop.num_left,
             )

@@ -38,6 +38,7 @@ from oom_magic.explain.remedies.rehearsal import (
 from oom_magic.explain.remedies.room import names_needed
 from oom_magic.explain.remedies.size_parameters import (
     SizeParameter,
+    dimensions_of,
     find_accumulation,
     find_rows,
     find_size_parameters,
@@ -66,7 +67,6 @@ _BY_HAND = "balanced_layers"
 _ALL_STEPS = sys.maxsize  # of training; loops that evaluate may still be cut short
 _SECONDS_TO_THE_END = 10  # of computing, of a run without optimizer steps
 _MOST_ROWS = 256  # of a model's inputs for one sample
-_DIMENSIONS = {"batch": 0, "seq": 1, "evaluation": 0}
 _SIZE_OF = {
     "smaller_batch": "batch",
     "smaller_evaluation": "batch",
@@ -254,6 +254,7 @@ class CellRehearsal:
 
         overridden: dict[SizeParameter, int] = {}
         cut: list[ShorterInputs] = []
+        dimensions = dimensions_of(() if self._fullest is None else self._fullest.inputs)
         for left, (what, value) in zip(reversed(range(len(variation.sizes))), variation.sizes.items(), strict=True):
             if what not in self.parameters:
                 changed = replace(variation, parts=(*variation.parts, *((one, {}) for one in cut)))
@@ -265,11 +266,11 @@ class CellRehearsal:
                 overridden = {parameter: value, **overridden}  # where one sets both, the first size stays as it is
             else:
                 is_later = what == "evaluation"
-                cut.append(ShorterInputs(_DIMENSIONS[what], self.sizes[what], value, without_gradients=is_later))
+                cut.append(ShorterInputs(dimensions[what], self.sizes[what], value, without_gradients=is_later))
         try:
             return self._execute((*variation.changes, *cut), overridden, variation.mended, variation.dropped)[0]
         except NotEvaluatedError as error:
-            if self._has_tokens or all(one.dimension != _DIMENSIONS["seq"] for one in cut):
+            if self._has_tokens or all(one.dimension != dimensions["seq"] for one in cut):
                 raise
             raise NotEvaluatedError(error.reason, applies=False) from None
 
@@ -370,8 +371,7 @@ class CellRehearsal:
         if "evaluation_after" in values and evaluation is not None:
             overridden[evaluation] = values["evaluation_after"]
         number = values["accumulation"] if key == "smaller_batch" else 1
-        code = self._writer.with_sizes(overridden, number, self.accumulation)
-        return "\n".join(filter(None, (code, more)))
+        return "\n".join(filter(None, (self._writer.with_sizes(overridden, number, self.accumulation), more)))
 
     def own_arguments(self, code: str, /) -> str:
         """The TrainingArguments of the cell, or of an earlier one."""

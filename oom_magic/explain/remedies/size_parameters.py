@@ -451,6 +451,8 @@ def sizes_of_inputs(inputs: Inputs) -> dict[str, int]:
 
     Empty where inputs of several dimensions have no first one in common, as nodes and edges of a graph.
     """
+    if _are_columns(inputs):
+        return {"batch": inputs[0][0][1], "seq": max(shape[0] for shape, _ in inputs)}
     firsts = [shape[0] for shape, _ in inputs if len(shape) > 1 and shape[0] > 1]
     if len(set(firsts)) == len(firsts) > 1:
         return {}
@@ -458,3 +460,17 @@ def sizes_of_inputs(inputs: Inputs) -> dict[str, int]:
         if len(shape) == (2 if is_integer else 3):
             return {"batch": shape[0], "seq": shape[1]}
     return {"batch": inputs[0][0][0]} if inputs and inputs[0][0] else {}
+
+
+def dimensions_of(inputs: Inputs) -> dict[str, int]:
+    """Along which dimension of its inputs a model has samples, of a training and of an evaluation, and lengths."""
+    batch = int(_are_columns(inputs))
+    return {"batch": batch, "evaluation": batch, "seq": 1 - batch}
+
+
+def _are_columns(inputs: Inputs) -> bool:
+    """Whether samples are columns, as of recurrent layers: (length, batch) beside a state (layers, batch, width)."""
+    several = [shape for shape, _ in inputs if len(shape) > 1]
+    has_state = any(len(shape) == 3 and not is_integer for shape, is_integer in inputs)
+    seconds, firsts = {shape[1] for shape in several}, {shape[0] for shape in several}
+    return has_state and len(several) == len(inputs) and len(seconds) == 1 < len(firsts)

@@ -240,7 +240,8 @@ CATALOGUE: Sentences = {
     ),
     "calls_continued": (
         "The cell runs no optimizer step: its first {num_calls} calls of a model were followed, and the iterations that"
-        " are left of its loop were taken to go on like the last ones, with sizes that grow on as theirs did."
+        " are left of its loop were taken to go on like the last ones, with sizes that grow on as theirs did. What"
+        " comes after the loop, such as joining what it collected, was not followed and can take more."
     ),
     "turns_keep": (
         "Each iteration of the loop keeps {turn_bytes} more than the one before: {grown_bytes} with all {count} of"

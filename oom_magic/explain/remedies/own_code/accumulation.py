@@ -39,12 +39,15 @@ def accumulating(tree: ast.Module, number: int, sizes: Collection[str] = ()) -> 
     return ast.fix_missing_locations(made)
 
 
-def with_more_batches(tree: ast.Module, times: Fraction) -> ast.Module | None:
+def with_more_batches(tree: ast.Module, times: Fraction, sizes: Collection[str] = ()) -> ast.Module | None:
     """A copy of statements whose loop, which accumulates as it is and ends after a number of batches, gets ``times`` as
-    many and makes as many steps; None where no loop ends so."""
+    many and makes as many steps; None where no loop ends so, or where its end depends on the changed ``sizes``."""
     made = ast.parse(ast.unparse(tree))
+    changed = _depending(made, sizes)
     loops = [node for node in ast.walk(made) if isinstance(node, (ast.For, ast.While))]
-    ended = [_end_later(loop, times) for loop in loops if {"backward", "step"} <= set(map(called_alone, _own(loop)))]
+    ended = [
+        _end_later(loop, times, changed) for loop in loops if {"backward", "step"} <= set(map(called_alone, _own(loop)))
+    ]
     return ast.fix_missing_locations(made) if any(ended) else None
 
 
@@ -58,23 +61,25 @@ def _own(loop: ast.For | ast.While) -> Iterator[ast.stmt]:
             waiting += [one for name in ("finalbody", "orelse", "body") for one in getattr(statement, name, [])[::-1]]
 
 
-def _end_later(loop: ast.For | ast.While, times: Fraction) -> bool:
-    """Let a loop make ``times`` as many turns, where it counts them; whether it does."""
+def _end_later(loop: ast.For | ast.While, times: Fraction, changed: set[str]) -> bool:
+    """Let a loop make ``times`` as many turns, where it counts them up to what has not ``changed``; whether it does."""
     limits = list(_limits(loop)) if isinstance(loop, ast.For) else []
     if isinstance(loop, ast.For) and _draws_batches(loop) and isinstance(loop.iter, ast.Call):
         limits += [(loop.iter, 0)] if len(loop.iter.args) == 1 and "len(" not in ast.unparse(loop.iter) else []
+    limits = [(call, at) for call, at in limits if not changed & set(_texts(call.args[at]))]
     for call, at in limits:
         more = ast.BinOp(call.args[at], ast.Mult(), ast.Constant(times.numerator))
         is_whole = times.denominator == 1
         call.args[at] = more if is_whole else ast.BinOp(more, ast.FloorDiv(), ast.Constant(times.denominator))
     counted = [ast.unparse(one.target) for one in loop.body if _counts(one)]
     counters = {name: _slower(name, 0, times, False) for name in counted}
-    found = [_count_slower(loop, counters)] if isinstance(loop, ast.While) else []
+    ends = [loop] if isinstance(loop, ast.While) and not changed & set(_texts(loop.test)) else []
+    found = [_count_slower(one, counters) for one in ends]
     counter, start = _own_counter(loop) if isinstance(loop, ast.For) else ("", 0)
     is_done = False  # the batch that the turn counts
     for one in _own(loop):
         is_done |= called_alone(one) == "backward"
-        if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Break):
+        if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Break) and not changed & set(_texts(one.test)):
             own = {counter: _slower(counter, start, times, is_done)} if counter else {}
             found.append(_count_slower(one, counters | own))
     return bool(limits) or any(found)

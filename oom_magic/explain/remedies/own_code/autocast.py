@@ -73,13 +73,15 @@ def _cover(
         assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
         covered = [ast.Assign([ast.Name("loss")], call.func.value)]
         call.func.value = ast.Name("loss")
+    cleared = [one for one in covered if called_alone(one) == "zero_grad"]  # which no forward reads
+    covered = [one for one in covered if one not in cleared]
     if any(map(is_update, covered)):
         return None
     context = ast.parse(f'with torch.autocast("cuda", dtype=torch.{dtype}):\n    pass').body[0]
     assert isinstance(context, ast.With)
     context.body = covered
     _Switched(names, given).generic_visit(context)
-    body[start:end] = [context]
+    body[start:end] = [*cleared, context]
     return True
 
 

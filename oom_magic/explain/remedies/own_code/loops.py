@@ -293,21 +293,49 @@ def evaluations_without_gradients(tree: Code, models: set[str]) -> str:
 
 
 def frozen_without_gradients(tree: Code, names: Mapping[str, Any]) -> str:
-    """The training loop with ``no_grad`` around the calls of models in evaluation mode, such as a teacher's; "" if it
-    has none that stand alone and take nothing that a trained model made."""
+    """The training loop with ``no_grad`` around the calls of models in evaluation mode, such as a teacher's; or else a
+    function that it calls. "" if neither has any that stand alone and take nothing that a trained model made."""
     found = training_block(tree)
     if found is None:
         return ""
     loop, trained = copied(found), set[str]()
-    before = ast.dump(loop)
-    for at, statement in enumerate(loop.body):
+    if _frozen_under_no_grad(loop.body, names, trained):
+        return ast.unparse(ast.fix_missing_locations(loop))
+    calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call)]
+    for one in called_in(loop, names):
+        definition, its = (
+            copied(one.definition),
+            [call for call in calls if object_of(call.func, names) is one.function],
+        )
+        if its and _frozen_under_no_grad(definition.body, one.names, _given_by(its, definition, trained)):
+            return f"# in {definition.name}:\n{ast.unparse(ast.fix_missing_locations(definition))}"
+    return ""
+
+
+def _frozen_under_no_grad(body: list[ast.stmt], names: Mapping[str, Any], trained: set[str]) -> bool:
+    """Put the statements of a body that only call models in evaluation mode under ``no_grad``; whether there are any.
+
+    What is made from names that are ``trained``, of outputs with a graph, is added to them.
+    """
+    is_any = False
+    for at, statement in enumerate(body):
         modes = _modes_called(statement, names)
         nodes = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
-        if any(modes) or any(node.id in trained for node in nodes):
+        if any(modes) or any(node.id in trained for node in nodes) or (not modes and runs_model(statement, names)):
             trained |= {node.id for node in nodes if is_stored(node)}
         elif modes and isinstance(statement, ast.Assign):
-            loop.body[at] = _under_no_grad([statement])
-    return "" if ast.dump(loop) == before else ast.unparse(ast.fix_missing_locations(loop))
+            body[at], is_any = _under_no_grad([statement]), True
+    return is_any
+
+
+def _given_by(calls: list[ast.Call], definition: ast.FunctionDef, trained: Collection[str]) -> set[str]:
+    """The arguments of a function that ``calls`` give something made from the names that are ``trained``."""
+    arguments = [one.arg for one in definition.args.args]
+    given = [pair for call in calls for pair in zip(arguments, call.args, strict=False)]
+    given += [(one.arg or "", one.value) for call in calls for one in call.keywords]
+    reads = {name: {node.id for node in ast.walk(value) if isinstance(node, ast.Name)} for name, value in given}
+    are_told = not any(isinstance(one, ast.Starred) for call in calls for one in call.args) and "" not in reads
+    return {name for name, used in reads.items() if used & set(trained)} if are_told else set(arguments)
 
 
 def _modes_called(statement: ast.stmt, names: Mapping[str, Any]) -> list[bool]:

@@ -136,13 +136,13 @@ class CodeWriter:
             targets = [f"{one.target} = {value}" for one, value in overridden.items() if one.target]
             if self._arguments != words:
                 return f"%run {shlex.join(self._arguments)}"
-            longer = with_more_batches(self._tree, times) if times > 1 else None
+            sizes = {name for one in overridden for name in (one.label, one.target) if name}
+            longer = with_more_batches(self._tree, times, sizes) if times > 1 else None
             changed = [*targets, *shown(longer or self._tree, before)]
             if accumulation == 1 or before_it > 1 or not changed:
                 code = "\n".join([*changed, *_instead_of(before, longer or self._tree)])
-                elsewhere = self._longer_elsewhere(times) if code and times > 1 and longer is None else ""
+                elsewhere = self._longer_elsewhere(times, sizes) if code and times > 1 and longer is None else ""
                 return "\n\n".join(filter(None, (code, elsewhere)))
-            sizes = {name for one in overridden for name in (one.label, one.target) if name}
             tree = accumulating(self._tree, accumulation, sizes)
             tree = tree or accumulated_by_trainer(self._tree, self._names, accumulation)
             if tree is not None:
@@ -156,9 +156,9 @@ class CodeWriter:
                 return f"{name}.{ACCUMULATED_BATCHES} = {accumulation}"
         return self._in_function(lambda tree: accumulating(tree, accumulation)) or accumulated_in_words(accumulation)
 
-    def _longer_elsewhere(self, times: Fraction) -> str:
+    def _longer_elsewhere(self, times: Fraction, sizes: Collection[str]) -> str:
         """The loop of a function that the cell runs, with ``times`` as many batches; "" where none counts."""
-        return self._in_function(lambda tree: with_more_batches(tree, times))
+        return self._in_function(lambda tree: with_more_batches(tree, times, sizes))
 
     def _in_function(self, change: Callable[[ast.Module], ast.Module | None]) -> str:
         """The first function that the cell runs which ``change`` changes, or its loop; "" where there is none."""
