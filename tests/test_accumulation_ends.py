@@ -13,7 +13,6 @@ from written_code import VALUES, make
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.size_parameters import find_size_parameters
 
-
 ENDED = """
 step, batches = 0, iter(loader)
 {turns}
