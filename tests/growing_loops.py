@@ -271,6 +271,18 @@ def carries_two():
         out.sum().backward(retain_graph=True)
 
 
+def repackage_hidden(hidden):
+    return hidden.detach() if isinstance(hidden, torch.Tensor) else tuple(repackage_hidden(one) for one in hidden)
+
+
+def goes_on_from_a_state():
+    model, state = nn.GRU(256, 1024).cuda(), torch.zeros(1, 512, 1024, device="cuda")
+    for turn in range(10):
+        state = repackage_hidden(state)
+        out, state = model(torch.zeros(8 * 2**turn, 512, 256, device="cuda"), state)
+        torch.relu(out).sum().backward()
+
+
 def recurs_within_a_turn():
     cell = nn.GRUCell(256, 1024).cuda()
     for turn in range(10):

@@ -15,6 +15,7 @@ from growing_loops import (
     draws_from_a_queue,
     extends,
     generates,
+    goes_on_from_a_state,
     joins,
     keeps_a_replay_buffer,
     keeps_by_a_hook,
@@ -196,7 +197,13 @@ def test_a_queue_with_a_multiple_of_its_first_rows_is_the_cause_whatever_its_sha
 
 @pytest.mark.parametrize(
     "function",
-    [recurs_within_a_turn, compares_all_states, sums_losses_of_a_recurrence, adds_blocks_to_its_argument],
+    [
+        recurs_within_a_turn,
+        goes_on_from_a_state,
+        compares_all_states,
+        sums_losses_of_a_recurrence,
+        adds_blocks_to_its_argument,
+    ],
 )
 def test_what_a_backward_after_the_loop_needs_is_no_leak(function):
     session = DrySession("RTX 3060", memory=600 * MIB + session_context(), stop_after_steps=None, has_bar=False)

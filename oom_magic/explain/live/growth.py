@@ -294,6 +294,8 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, Any], locate: Locate) -> Growth | None:
     """What a statement makes grow, if that holds tensors."""
     carried = _carried(statement, loop)
+    if carried is not None and _detaches(statement, names):
+        return None
     grown = carried or _grown(statement)
     value: Any = NOTHING if grown is None else object_of(grown, names)
     if grown is None or value is NOTHING:
@@ -360,6 +362,12 @@ def _carried(statement: ast.stmt, loop: ast.stmt) -> ast.expr | None:
             earlier = {node.id for one in body[: body.index(statement)] for node in ast.walk(one) if is_stored(node)}
             return None if name.id in earlier or f"{name.id}.detach" in ast.unparse(loop) else name
     return None
+
+
+def _detaches(statement: ast.stmt, names: Mapping[str, Any]) -> bool:
+    """Whether a function of the user's that a statement calls cuts graphs off, as one that repackages hidden states."""
+    texts = (ast.unparse(one.definition) for one in called_in(statement, names))
+    return any(".detach(" in text or ".detach_(" in text or ".data" in text for text in texts)
 
 
 def _grown(statement: ast.stmt) -> ast.expr | None:
