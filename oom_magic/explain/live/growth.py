@@ -293,9 +293,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, Any], locate: Locate) -> Growth | None:
     """What a statement makes grow, if that holds tensors."""
-    carried = _carried(statement, loop)
-    if carried is not None and _detaches(statement, names):
-        return None
+    carried = _carried(statement, loop, names)
     grown = carried or _grown(statement)
     value: Any = NOTHING if grown is None else object_of(grown, names)
     if grown is None or value is NOTHING:
@@ -348,7 +346,7 @@ def _joined(growth: Growth, statement: ast.stmt, loop: ast.stmt) -> Growth:
     return replace(growth, remedy="keep_newest") if is_queue else replace(growth, is_inherent=True)
 
 
-def _carried(statement: ast.stmt, loop: ast.stmt) -> ast.expr | None:
+def _carried(statement: ast.stmt, loop: ast.stmt, seen: Mapping[str, Any]) -> ast.expr | None:
     """A state that goes through a call from turn to turn, though each turn walks back its loss: the graphs of all turns
     hang together. A recurrence within a turn starts anew in it."""
     match statement:
@@ -360,7 +358,8 @@ def _carried(statement: ast.stmt, loop: ast.stmt) -> ast.expr | None:
             if name is None or statement not in body:
                 return None
             earlier = {node.id for one in body[: body.index(statement)] for node in ast.walk(one) if is_stored(node)}
-            return None if name.id in earlier or f"{name.id}.detach" in ast.unparse(loop) else name
+            is_cut = f"{name.id}.detach" in ast.unparse(loop) or _detaches(statement, seen)
+            return None if name.id in earlier or is_cut else name
     return None
 
 

@@ -303,12 +303,12 @@ def frozen_without_gradients(tree: Code, names: Mapping[str, Any]) -> str:
         return ast.unparse(ast.fix_missing_locations(loop))
     calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call)]
     for one in called_in(loop, names):
-        definition, its = (
-            copied(one.definition),
-            [call for call in calls if object_of(call.func, names) is one.function],
-        )
-        if its and _frozen_under_no_grad(definition.body, one.names, _given_by(its, definition, trained)):
-            return f"# in {definition.name}:\n{ast.unparse(ast.fix_missing_locations(definition))}"
+        its = [call for call in calls if object_of(call.func, names) is one.function]
+        made = ast.parse(ast.unparse(one.definition)).body[0]
+        if not its or not isinstance(made, ast.FunctionDef):
+            continue
+        if _frozen_under_no_grad(made.body, one.names, _given_by(its, made, trained)):
+            return f"# in {made.name}:\n{ast.unparse(ast.fix_missing_locations(made))}"
     return ""
 
 
