@@ -319,6 +319,16 @@ from oom_magic.explain.explainer import explain
             "Our experiments meet CUDA out of memory every 10，000 iterations or even more, on 32g v100",
             ["came before it fitted"], ["Most often", "round number"], id="iterations that fitted",
         ),
+        pytest.param(
+            "GPU memory usage became near 100% after running one TensorFlow savedmodel in trtserver. I have set"
+            " --tf-gpu-memory-fraction=0.1 but it didn't help", ["reserves its share", "as it needs it"], ["Raise the limit"],
+            id="a share that is taken in advance",
+        ),
+        pytest.param(
+            "Visual instruction tuning OOM\ndeepspeed --num_gpus=1 train_mem.py --deepspeed zero3.json --bf16 True"
+            " --model_name_or_path vicuna-7b-v1.5 on an A100 (80G), per_device_train_batch_size 16", ["optimizer state does not fit"],
+            ["Most often"], id="weights fit, and Adam's state does not",
+        ),
     ],
 )  # fmt: skip
 def test_a_claim_has_its_evidence_in_the_text(text, said, not_said):

@@ -243,11 +243,10 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.25 if is_split else 0.6, Evidence("weights_fill_card", values))
     elif are_light(failure, clues):
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they fit, whatever else does not
-    elif "many_ranks" in told:
-        return
-    elif weights > card * _LARGE_PART and clues.program is not None:
+    elif "many_ranks" not in told and weights > card * _LARGE_PART and clues.program is not None:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.25, Evidence("weights_fill_card", values))
-    elif _trains(clues) and not (clues.trains_few or "is_quantized" in told) and weights * _ADAM_FACTOR > card:
+    is_whole = _trains(clues) and not (clues.trains_few or {"is_quantized", "many_ranks"} & told)
+    if is_whole and card * _LARGE_PART >= weights > card / _ADAM_FACTOR:
         yield Support(Cause.OPTIMIZER_STATE, 0.3, Evidence("adam_fills_card", values))
 
 

@@ -38,7 +38,7 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
     if cause is Cause.MEMORY_FRACTION_LIMIT and diagnosis.program in SERVERS:
         suffix = "_server" if failure is None or failure.limit_bytes is None else ""
         suffix = _CACHE_SUFFIXES.get("" if failure is None else failure.format, suffix)
-    elif cause is Cause.MEMORY_FRACTION_LIMIT and any(one.key in _RESERVING_KEYS for one in diagnosis.evidence):
+    elif cause is Cause.MEMORY_FRACTION_LIMIT and _reserves(diagnosis):
         suffix = "_reserved"
     elif cause is Cause.OTHER_PROCESS and "models_beside" in diagnosis.told:
         suffix = "_models"
@@ -73,6 +73,12 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
     elif cause is Cause.ACTIVATIONS and _infers(diagnosis):
         suffix = "_inference"
     return translate(f"cause_{cause.value}{suffix}", diagnosis.lang)
+
+
+def _reserves(diagnosis: Diagnosis) -> bool:
+    """Whether a program takes its share in advance; where nothing failed, that is what an author sees of it."""
+    keys = _RESERVING_KEYS if diagnosis.main_failure is not None else (*_RESERVING_KEYS, "told_share")
+    return any(one.key in keys for one in diagnosis.evidence)
 
 
 def _suffix_of_leak(diagnosis: Diagnosis) -> str:

@@ -91,8 +91,8 @@ TOLD: dict[str, re.Pattern[str]] = {
     "uses_much": said_as(
         r"\b(?:huge|high|large|excessive|enormous|massive|too much|so much|a lot of"
         r"|lots of)\s(?:\w+\s){0,3}(?:memory|vram|ram)\b",
-        r"(?:memory|vram|ram) (?:usage|consumption|footprint|use) (?:is|goes|gets) (?:\w+ )?(?:huge|high|large"
-        r"|too much)",
+        r"(?:memory|vram|ram) (?:usage|consumption|footprint|use) (?:is|was|goes|gets|became) (?:\w+ )?(?:huge|high"
+        r"|large|too much|(?:nearly )?(?:9\d|100) ?%)",
         r"(?:\u663e\u5b58|\u5185\u5b58)(?:\u5360\u7528)?(?:\u592a|\u5f88|\u8fc7|\u975e\u5e38)(?:\u5927|\u9ad8|\u591a)",
     ),
     "loaded": said_as(
@@ -196,7 +196,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b(?:ran|runs?|work(?:s|ed)|starts?) (?:\w+ ){0,3}(?:the |for the |only the )?(?:first|1st) time\b"
         r"|\b(?:again (?:ran|run|start\w*)|(?:ran|run|start\w*) (?:it |the \w+ |this )?again)\b",
         r"(?:every|each|after each|eighth|several) (?:generation|run|iteration|inference|workflow)\b(?! step)",
-        r"\bno (?:memory )?clean-?up\b",
+        r"\bno (?:memory )?clean-?up\b|\bis still allocated\b",
         r"\bmore than once\b|\brepeatedly\b|(?<!\btried )\btwice\b(?! as| (?:the )?(?:gpu |model )?(?:memory|size))"
         r"|(?<!to )\b(?:run|ran|running|call\w*|generat\w*) (?:\w+ ){0,4}(?:multiple|several) times\b|\bseveral runs\b"
         r"|\bre-?run(?:s|ning)?\b",

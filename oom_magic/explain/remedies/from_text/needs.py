@@ -122,6 +122,7 @@ NEEDS: Mapping[str, Needs] = {
     "vllm_pixels": _row("sees_pictures"),
     "fewer_pixels": _row("reads_pictures", absent="tried_size limits_pixels"),
     "server_share": _row(absent="tried_share"),
+    "raise_limit": _row("of_pytorch", instead="smaller_share"),
     "larger_share": _row(absent="tried_share has_largest_share"),
     "sglang_no_compile": _row("compiles_server"),
     "shorter_context": _row(absent="tried_length has_short_context"),
