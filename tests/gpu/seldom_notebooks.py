@@ -1,10 +1,11 @@
 """Notebooks of models that others lack: translation with arguments inside the trainer, GradScaler and convolutions, two
-encoders, a recurrent model that fits itself, a leak into a dictionary of lists, and outputs whose backward comes later."""
+encoders, a recurrent model that fits itself, a leak into a dictionary of lists, outputs whose backward comes later, a text
+in pieces with its state, a teacher in a function of the step, and a generator with its critic."""
 
 from __future__ import annotations
 
 from failing_notebooks import NOTEBOOKS
-from notebook_cases import HEAD, SMALL, Notebook, names, too_large_a_batch
+from notebook_cases import FILLED, HEAD, SMALL, Notebook, names, put, too_large_a_batch
 
 NOTEBOOKS["arguments inside a trainer"] = too_large_a_batch(
     (
@@ -157,4 +158,129 @@ recon = torch.sigmoid(recon)
     {"B": 12288},
     names("activations"),
     names("smaller_batch"),
+)
+
+NOTEBOOKS["text in pieces"] = too_large_a_batch(
+    (
+        HEAD
+        + """
+vocabulary, width, layers = 10000, 640, 2
+class RNNModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.drop = nn.Embedding(vocabulary, 400), nn.Dropout(0.3)
+        self.rnn = nn.GRU(400, width, layers, dropout=0.3)
+        self.decoder = nn.Linear(width, vocabulary)
+
+    def forward(self, x, h):
+        out, h = self.rnn(self.drop(self.encoder(x)), h)
+        return self.decoder(self.drop(out)), h
+
+def batchify(data, bsz):
+    return data[:data.size(0) // bsz * bsz].view(bsz, -1).t().contiguous().cuda()
+
+def repackage_hidden(h):
+    return h.detach() if isinstance(h, torch.Tensor) else tuple(repackage_hidden(v) for v in h)
+
+corpus = torch.randint(0, vocabulary, (400_000,))
+""",
+        """
+batch_size, bptt = {B}, 70
+train_data = batchify(corpus, batch_size)
+model = RNNModel().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=20)
+hidden = torch.zeros(layers, batch_size, width, device="cuda")
+for i in range(0, train_data.size(0) - 1, bptt):
+    seq = min(bptt, train_data.size(0) - 1 - i)
+    x, y = train_data[i:i + seq], train_data[i + 1:i + 1 + seq].reshape(-1)
+    hidden = repackage_hidden(hidden)
+    out, hidden = model(x, hidden)
+    loss = F.cross_entropy(out.view(-1, vocabulary), y)
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+    optimizer.step()
+""",
+    ),
+    {"B": 256},
+)
+
+NOTEBOOKS["teacher in a function of the step"] = Notebook(
+    (
+        HEAD
+        + """
+from transformers import BertConfig, BertForSequenceClassification
+def classifier(width, layers, heads):
+    return BertForSequenceClassification(BertConfig(hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+                                                    intermediate_size=4 * width, vocab_size=16000, num_labels=5)).cuda()
+teacher = classifier(512, 8, 8).eval()
+""",
+        """
+student = classifier(256, 4, 4)
+opt = torch.optim.AdamW(student.parameters(), lr=1e-4)
+temperature, alpha = 2.0, 0.5
+
+def kd_step(ids, labels):
+    {FROZEN}t_logits = teacher(input_ids=ids).logits
+    s = student(input_ids=ids, labels=labels)
+    kd = F.kl_div(F.log_softmax(s.logits / temperature, -1), F.softmax(t_logits / temperature, -1), reduction="batchmean")
+    return alpha * s.loss + (1 - alpha) * temperature ** 2 * kd
+""",
+        """
+student.train()
+for step in range(4):
+    ids, labels = torch.randint(0, 16000, (48, 256), device="cuda"), torch.randint(0, 5, (48,), device="cuda")
+    loss = kd_step(ids, labels)
+    opt.zero_grad(); loss.backward(); opt.step()
+    print(step, loss.item())
+""",
+    ),
+    {"FROZEN": ""},
+    FILLED,
+    names("no_grad"),
+    {"no_grad": put(FROZEN="with torch.no_grad(): ")},
+)
+
+_AUTOCAST = 'with torch.autocast("cuda", dtype=torch.bfloat16): '
+
+NOTEBOOKS["generator and critic"] = Notebook(
+    (
+        HEAD
+        + """
+def critic(c=64):
+    return nn.Sequential(nn.Conv2d(3, c, 4, 2, 1), nn.LeakyReLU(.2), nn.Conv2d(c, 2 * c, 4, 2, 1), nn.LeakyReLU(.2),
+                         nn.Conv2d(2 * c, 4 * c, 4, 2, 1), nn.LeakyReLU(.2), nn.Flatten(), nn.LazyLinear(1))
+
+def up(a, b): return nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU(True))
+
+gen = nn.Sequential(nn.Linear(128, 8192), nn.Unflatten(1, (512, 4, 4)), up(512, 256), up(256, 128), up(128, 64), up(64, 64),
+                    nn.Conv2d(64, 3, 3, padding=1), nn.Tanh()).cuda()
+disc = critic().cuda()
+disc(torch.zeros(1, 3, 64, 64, device="cuda"))
+opt_g = torch.optim.Adam(gen.parameters(), 2e-4, betas=(.5, .999))
+opt_d = torch.optim.Adam(disc.parameters(), 2e-4, betas=(.5, .999))
+bce = nn.BCEWithLogitsLoss()
+real_data = torch.rand(1024, 3, 64, 64)
+""",
+        """
+batch_size = 256
+for i in range(0, len(real_data), batch_size):
+    real = real_data[i:i + batch_size].cuda()
+    ones, zeros = torch.ones(len(real), 1, device="cuda"), torch.zeros(len(real), 1, device="cuda")
+    z = torch.randn(len(real), 128, device="cuda")
+    {AMP}fake = gen(z)
+    opt_d.zero_grad()
+    {AMP}d_loss = bce(disc(real), ones) + bce(disc(fake.detach()), zeros)
+    d_loss.backward()
+    opt_d.step()
+    opt_g.zero_grad()
+    {AMP}g_loss = bce(disc(fake), ones)
+    g_loss.backward()
+    opt_g.step()
+""",
+    ),
+    {"AMP": ""},
+    FILLED,
+    names("mixed_precision"),
+    {"mixed_precision": put(AMP=_AUTOCAST)},
 )
