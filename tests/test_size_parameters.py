@@ -120,6 +120,21 @@ def test_a_whole_data_set_is_evaluated_in_parts():
     assert rehearsal.own_code("mixed_precision", {"dtype": "bf16"}) == "" and ast.unparse(tree) == cell
 
 
+def test_settings_that_a_class_has_are_found_and_put_back():
+    """Neither ``CFG.batch_size`` nor an object's, whose class has it, could be set: the first advice had no code."""
+
+    class CFG:
+        batch_size, epochs = 8, 8
+
+    for names, label in (({"CFG": CFG}, "CFG.batch_size"), ({"CFG": CFG, "args": CFG()}, "args.batch_size")):
+        tree = ast.parse(f"loader = DataLoader(data, {label})")
+        first = find_size_parameters(tree, names, "batch", 8)[0]
+        assert (first.label, first.target) == (label, label)
+        with first.override(tree, names, 2):
+            assert CFG.batch_size == 2
+        assert CFG.batch_size == 8 and not vars(names.get("args", SimpleNamespace()))
+
+
 @pytest.mark.parametrize(
     ("shapes", "sizes"),
     [

@@ -10,6 +10,7 @@ import ast
 import inspect
 import operator
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, is_dataclass
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from oom_magic.explain.remedies.own_code.loops import is_stored
 from oom_magic.explain.remedies.own_code.parts import first_rows, rows_read
 from oom_magic.explain.remedies.own_code.rows import computed_in_parts, in_rows, model_calls
+from oom_magic.user_code import is_users_file
 
 if TYPE_CHECKING:
     from oom_magic.predict.what_if.change import Inputs
@@ -384,12 +386,24 @@ def _turn_default(function: Any, position: int) -> Override:
 
 
 def _attributes(names: Mapping[str, Any], pattern: re.Pattern[str], value: int) -> Iterator[SizeParameter]:
-    """Settings in configuration objects and dictionaries, and the batch size of data loaders."""
-    for name, holder in list(names.items()):
-        if not name.startswith("_") and name != "Out":  # results that IPython keeps
-            yield from _of_loader(name, holder, pattern, value)
-            if not (_is_loader(holder) or inspect.isclass(holder) or inspect.ismodule(holder)):
-                yield from _settings(name, holder, pattern, value, _DEEPEST)
+    """Settings in configuration objects and dictionaries, in classes, and the batch size of data loaders."""
+    held = {name: one for name, one in names.items() if not name.startswith("_") and name != "Out"}  # IPython's results
+    for name, holder in held.items():
+        yield from _of_loader(name, holder, pattern, value)
+        if not (_is_loader(holder) or inspect.isclass(holder) or inspect.ismodule(holder)):
+            yield from _settings(name, holder, pattern, value, _DEEPEST)
+    for name, holder in sorted(held.items(), key=lambda one: inspect.isclass(one[1])):
+        yield from _of_class(name, holder, pattern, value)
+
+
+def _of_class(label: str, holder: Any, pattern: re.Pattern[str], value: int) -> Iterator[SizeParameter]:
+    """Settings that a class of the user's has, or that of an object: ``class CFG: batch_size = 8``."""
+    own = () if inspect.isclass(holder) else getattr(holder, "__dict__", ())
+    for kind in (holder if inspect.isclass(holder) else type(holder)).__mro__:
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        for key, one in list(vars(kind).items()) if file is None or is_users_file(file) else ():
+            if type(one) is int and one == value and pattern.search(key) and key not in own:
+                yield SizeParameter(f"{label}.{key}", True, partial(_set_for_a_while, kind, key), f"{label}.{key}")
 
 
 def _is_loader(value: Any) -> bool:
