@@ -59,6 +59,18 @@ def test_a_loop_that_ends_after_a_number_of_batches_makes_as_many_steps(loop, fi
     assert torch.allclose(weight, trained(LOOP, whole)[0], atol=1e-6) and len(losses) == 6
 
 
+def test_gradients_whose_norm_is_kept_are_clipped_before_the_step():
+    """It came behind the step, where the gradients were gone; with float16 they were clipped as they are scaled."""
+    source = LOOP.replace("torch.nn.utils.clip_grad_norm_", "norm = torch.nn.utils.clip_grad_norm_")
+    assert source != LOOP
+    lines = [*map(str.strip, rewritten("smaller_batch", source).splitlines())]
+    at = next(at for at, line in enumerate(lines) if line.startswith("norm = "))
+    assert at < lines.index("opt.step()") and lines[at - 1].startswith("if number % accumulation")
+    scaled = own_code(ast.parse(source), {"net": make()}, "mixed_precision", {"dtype": "fp16"})
+    assert scaled.index("scaler.unscale_(opt)") < scaled.index("norm = ") < scaled.index("scaler.step(opt)")
+    assert "norm" not in rewritten("smaller_batch", f"{source}    print(norm)\n")  # not there in each turn
+
+
 def test_the_statement_that_sets_the_batch_is_shown_as_it_then_is():
     tree = ast.parse("loader = DataLoader(data, shuffle=True, batch_size=6)\n" + LOOP)
     rehearsal = CellRehearsal(exec, tree, {"net": make()})

@@ -154,8 +154,11 @@ def _accumulate(loop: ast.For | ast.While) -> bool:
     if not any(called_alone(node) == "step" for one in updates for node in ast.walk(one)):
         return False
     (backward,) = backwards(loop.body)
-    divide(backward, "accumulation")
     others = [one for one in loop.body if one not in updates]
+    kept = {node.id for one in updates for node in ast.walk(one) if is_stored(node)}
+    if any(isinstance(node, ast.Name) and node.id in kept for one in others for node in ast.walk(one)):
+        return False  # it is not there in each turn
+    divide(backward, "accumulation")
     updates.sort(key=lambda one: called_alone(one) == "zero_grad")  # at the end, else as they were
     if isinstance(loop, ast.While) or _draws_batches(loop):
         return _accumulate_inside(loop, backward, others, updates)

@@ -401,9 +401,11 @@ def is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
 
 
 def called_alone(statement: ast.AST) -> str:
-    """The last name of the function that a statement calls, and nothing else."""
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    return ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
+    """The last name of the function that a statement calls, and nothing else but to keep the norm that clipping
+    returns."""
+    call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
+    name = ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
+    return name if isinstance(statement, ast.Expr) or name.startswith("clip_grad_") else ""
 
 
 def _calls(statement: ast.stmt, models: set[str]) -> bool:
