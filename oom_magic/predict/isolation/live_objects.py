@@ -100,9 +100,23 @@ def find_live_objects() -> LiveObjects:
     homes = {kind: home for root, home in _homes(found) for kind in _subclasses(root)}
     [(number, objects)] = list(_counted_and_chosen(homes))
     found.num_objects += number
-    for obj in objects:
-        homes[type(obj)].append(obj)
+    with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+        for obj in objects:
+            home = homes[type(obj)]
+            if home is not found.tensors or _is_there(obj):
+                home.append(obj)
     return found
+
+
+def _is_there(tensor: torch.Tensor) -> bool:
+    """Whether it is no tensor that C++ has let go, whose Python object lives on, empty: PyTorch 2.6 has such."""
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return True  # it answers by itself
+    try:
+        tensor.device  # noqa: B018 - there is nothing to ask but this
+    except RuntimeError:
+        return False
+    return True
 
 
 def _homes(found: LiveObjects) -> list[tuple[type, list[Any]]]:
