@@ -1,7 +1,7 @@
 """The language of what users read (English or Chinese), and translation by gettext.
 
 English sentences are in the code: as arguments of ``_`` and ``ngettext``, or in tables annotated ``Sentences``. Their
-translations are in ``locale/<language>/LC_MESSAGES/oom_magic.po``, which ``python tests/translations.py`` updates.
+translations are in ``locale/<language>/LC_MESSAGES/oom_magic.po``, kept by ``python tests/project/translations.py``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Plural(NamedTuple):
     number: str = "count"
 
 
-Sentences = Mapping[str, str | Plural]  # the annotation by which tests/translations.py finds a table
+Sentences = Mapping[str, str | Plural]  # the annotation by which tests/project/translations.py finds a table
 
 
 def _(sentence: str, /, **values: object) -> str:

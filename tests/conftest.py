@@ -88,8 +88,8 @@ def _no_other_tests(request: pytest.FixtureRequest) -> Iterator[None]:
     sys.modules.update(others | sys.modules)
 
 
-_TESTS = frozenset(file for file in Path(__file__).parent.rglob("*.py") if file.name != "conftest.py")
-_IMPORTED = re.compile(r"^ *(?:from|import) (?:tests\.)?(\w+)", re.MULTILINE)
+_TESTS = frozenset(Path(__file__).parent.rglob("[!_]*.py")) - {Path(__file__)}  # packages stay
+_IMPORTS = re.compile(r"^ *(?:from|import) tests\b.*", re.MULTILINE)
 
 
 def _imported_by(file: Path) -> set[Path]:
@@ -97,8 +97,8 @@ def _imported_by(file: Path) -> set[Path]:
     found, waiting = set(), {file}
     while waiting:
         found.add(one := waiting.pop())
-        names = set(_IMPORTED.findall(one.read_text(encoding="utf-8")))
-        waiting |= {other for other in _TESTS - found if names & {other.stem, other.parent.name}}
+        names = set(re.findall(r"\w+", " ".join(_IMPORTS.findall(one.read_text(encoding="utf-8")))))
+        waiting |= {other for other in _TESTS - found if other.stem in names}
     return found
 
 

@@ -2,7 +2,7 @@
 
 They change without notice. So each table is looked up once, before a dry run (or a compilation, or a process group)
 replaces anything, and one sentence names what a new PyTorch lacks. Tried with PyTorch 2.6, 2.13 and 2.15: they have all
-that ``OPTIONAL`` and the comments do not except. ``tests/test_torch_private.py`` keeps the tables complete.
+that ``OPTIONAL`` and the comments do not except. ``tests/dry_run/test_torch_private.py`` keeps the tables complete.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/bench_release.py
 
-CPU tensors stand for a GPU's, as in tests/test_release.py. Seconds are of this process's CPU time.
+CPU tensors stand for a GPU's, as in tests/measure/test_release.py. Seconds are of this process's CPU time.
 """
 
 from __future__ import annotations

@@ -41,9 +41,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # what tests and benchmarks share
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from widgets import at_rest, drawn_in, picture
+from tests.support.widgets import at_rest, drawn_in, picture
 
 NUM_MOVES = 60
 _GOALS = {

@@ -1,7 +1,7 @@
 """The picture on README's first screen: what ``%%gpumem`` shows under README's own cell.
 
 ``pytest tests/browser/test_picture.py --require-browser --update-golden`` takes it anew. The numbers that it shows are
-kept in the file as text, which tests/test_readme.py compares.
+kept in the file as text, which tests/project/test_readme.py compares.
 """
 
 from __future__ import annotations

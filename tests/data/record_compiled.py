@@ -13,14 +13,15 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parents[1]))
 
 
 def measure(case: dict[str, object]) -> list[list[int]]:
     """Peak allocated, peak reserved and allocated bytes after each step."""
     import torch
-    from compiled_cases import train
-    from compiled_models import PROGRAMS
+
+    from tests.programs.compiled_cases import train
+    from tests.programs.compiled_models import PROGRAMS
 
     steps: list[list[int]] = []
 

@@ -15,12 +15,13 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import pynvml
 import torch
-from device_programs import PROGRAMS
 from record_cudnn import convolutions, recurrent_layers
+
+from tests.programs.device_programs import PROGRAMS
 
 LIBRARIES = (
     "torch",

@@ -1,11 +1,11 @@
-"""Notebooks that fail on a physical GPU, are explained, and run again as advised (tests/gpu/device_notebooks.py).
+"""Notebooks that fail on a physical GPU, are explained, and run again as advised (tests/gpu/notebooks/device_notebooks.py).
 
     python tests/data/record_device_advice.py FILE [--seconds S] [--at-once N] [--only NAME ... | --newest]
 
 Each runs in processes of its own, with ``set_per_process_memory_fraction`` at 16 GiB, several at once. Written for each:
 the cause, the first remedies with what they promise, when words and prices came, whether the code that is shown, pasted
 into the notebook, ran in the same kernel, and what it took in a new one: within the limit, and within what was promised.
-Kept as device_advice_NAME.json beside this file it is read by tests/test_device.py. FILE.text has the explanations as
+Kept as device_advice_NAME.json beside this file it is read by tests/truth/test_device.py. FILE.text has the explanations as
 they were printed. Nothing begins that would not end within S seconds.
 """
 
@@ -26,11 +26,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from device_notebooks import LIMIT_GIB
-from habit_device_notebooks import DEVICE_NOTEBOOKS, EARLIER
+from tests.gpu.notebooks.device_notebooks import LIMIT_GIB
+from tests.gpu.notebooks.habit_device_notebooks import DEVICE_NOTEBOOKS, EARLIER
 
 HERE = Path(__file__).resolve()
 LIMIT = LIMIT_GIB * 2**30
@@ -52,8 +51,9 @@ def as_the_stub() -> None:
     """On the CUDA build without a GPU, estimates are what the stub answers."""
     if "FAKECUDA_GPU" in os.environ:
         import pytest
-        from closed_loop import generation_ends
-        from stub_estimates import answer_as_the_stub
+
+        from tests.gpu.closed_loop import generation_ends
+        from tests.support.stub_estimates import answer_as_the_stub
 
         patch = pytest.MonkeyPatch()
         answer_as_the_stub(patch)
@@ -83,7 +83,7 @@ def measured(run: Any) -> dict[str, Any]:
 
 def run_again(cells: Sequence[str], limit: int) -> dict[str, Any]:
     """The cells in this process, the peaks those of the last."""
-    from closed_loop import known_values
+    from tests.gpu.closed_loop import known_values
 
     limited(limit)
     as_the_stub()
@@ -166,7 +166,7 @@ def file_and_code(cell: str) -> tuple[str, str]:
 
 def described(cells: Sequence[str], remedy: Any) -> dict[str, Any]:
     """A remedy: what it promises, and the notebook's cells with its code."""
-    from pasting import pasted
+    from tests.gpu.pasting import pasted
 
     found = {
         "key": remedy.key,

@@ -1,4 +1,4 @@
-"""Record what PyTorch's own CUDA allocator does: the histories that tests/test_allocator.py replays.
+"""Record what PyTorch's own CUDA allocator does: the histories that tests/memory/test_allocator.py replays.
 
     python record_histories.py FOLDER [NAME ...] [--seed N]
 

@@ -16,13 +16,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import other_library_cases
 import torch
-from library_cases import CASES, write_models
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from versions import installed_version
+
+from tests.programs import other_library_cases
+from tests.programs.library_cases import CASES, write_models
+from tests.support.versions import installed_version
 
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes")
 

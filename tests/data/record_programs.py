@@ -12,15 +12,16 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from derivative_cases import DERIVATIVES
-from layout_cases import LAYOUTS
-from loop_cases import LOOPS
-from notebook_programs import NOTEBOOKS
-from program_cases import PROGRAMS as SHORT
-from sparse_and_graph_cases import SPARSE_AND_GRAPHS
+
+from tests.programs.derivative_cases import DERIVATIVES
+from tests.programs.layout_cases import LAYOUTS
+from tests.programs.loop_cases import LOOPS
+from tests.programs.notebook_programs import NOTEBOOKS
+from tests.programs.program_cases import PROGRAMS as SHORT
+from tests.programs.sparse_and_graph_cases import SPARSE_AND_GRAPHS
 
 PROGRAMS = SHORT | DERIVATIVES | SPARSE_AND_GRAPHS | LAYOUTS | NOTEBOOKS | LOOPS
 TRUTH = Path(__file__).with_name("programs_truth.json")

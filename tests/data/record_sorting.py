@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-from operator_cases import measure  # noqa: E402
-from sorting_cases import SORTING  # noqa: E402
+sys.path.insert(0, str(HERE.parents[1]))
+from tests.programs.operator_cases import measure  # noqa: E402
+from tests.programs.sorting_cases import SORTING  # noqa: E402
 
 path = HERE / "sorting_truth.json"
 record = json.loads(path.read_text()) if path.exists() else {}

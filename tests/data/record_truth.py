@@ -10,12 +10,13 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from module_cases import MODULES
-from operator_cases import OPERATORS, measure
-from optimizer_cases import OPTIMIZERS
+
+from tests.programs.module_cases import MODULES
+from tests.programs.operator_cases import OPERATORS, measure
+from tests.programs.optimizer_cases import OPTIMIZERS
 
 TABLES = {"operators": OPERATORS, "modules": MODULES, "optimizers": OPTIMIZERS}
 

@@ -22,19 +22,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import compiled_notebooks  # noqa: F401 - its notebooks, too
-import further_notebooks  # noqa: F401 - its notebooks, too
-import habit_notebooks  # noqa: F401 - its notebooks, too
-import hidden_notebooks  # noqa: F401 - its notebooks, too
-import library_notebooks  # noqa: F401 - its notebooks, too
-import longer_notebooks  # noqa: F401 - its notebooks, too
 import pytest
-import recomputed_notebooks  # noqa: F401 - its notebooks, too
-import seldom_notebooks  # noqa: F401 - its notebooks, too
-import summing_notebooks  # noqa: F401 - its notebooks, too
-import unlike_notebooks
-from failing_notebooks import NOTEBOOKS
-from notebook_cases import CARD_MIB, Notebook
+
+from tests.gpu.notebooks import NOTEBOOKS, unlike_notebooks
+from tests.gpu.notebooks.notebook_cases import CARD_MIB, Notebook
 
 
 def filled(cell: str, values: dict[str, Any]) -> str:
@@ -167,8 +158,7 @@ def main(name: str, *more: str) -> None:
     warnings.filterwarnings("ignore")
     is_fake = "pretend" in more
     if "FAKECUDA_GPU" in os.environ:
-        sys.path.insert(0, str(Path(__file__).parents[1]))
-        from stub_estimates import answer_as_the_stub
+        from tests.support.stub_estimates import answer_as_the_stub
 
         patch = pytest.MonkeyPatch()
         answer_as_the_stub(patch)

@@ -17,12 +17,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import closed_loop
-from failing_notebooks import NOTEBOOKS
-from notebook_cases import CARD_MIB, Notebook
-
 from oom_magic.predict.session import DrySession
 from oom_magic.predict.silence import silenced
+from tests.gpu import closed_loop
+from tests.gpu.notebooks.failing_notebooks import NOTEBOOKS
+from tests.gpu.notebooks.notebook_cases import CARD_MIB, Notebook
 
 # Code over what it stands for: one statement, or those from one to another.
 _PAIR = re.compile(r"((?:(?!#).+\n)+)# instead of (.+?)(?: \.\.\. (.+))?\n")

@@ -38,4 +38,4 @@ PYTHONPATH="$work/triton" TORCHINDUCTOR_COMPILE_THREADS=1 "$work/fakecuda" run -
 # torchvision can be imported beside a CUDA build only. It goes where the tests above do not see it.
 "$FAKECUDA_HOME/venv/bin/pip" install -q --no-deps --target "$work/site-packages" timm==1.0.31 torchvision==0.28.0
 PYTHONPATH="$work/site-packages" "$work/fakecuda" run --gpu a100-80gb -- \
-  python -m pytest -q --slow tests/test_libraries_agreement.py -k "timm or torchvision"
+  python -m pytest -q --slow tests/truth/test_libraries_agreement.py -k "timm or torchvision"

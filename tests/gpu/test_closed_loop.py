@@ -15,19 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import further_notebooks  # noqa: F401 - its notebooks, too
-import habit_notebooks  # noqa: F401 - its notebooks, too
-import hidden_notebooks  # noqa: F401 - its notebooks, too
-import library_notebooks  # noqa: F401 - its notebooks, too
-import longer_notebooks  # noqa: F401 - its notebooks, too
 import pytest
-import recomputed_notebooks  # noqa: F401 - its notebooks, too
-import seldom_notebooks  # noqa: F401 - its notebooks, too
-import summing_notebooks  # noqa: F401 - its notebooks, too
-import unlike_notebooks  # noqa: F401 - its notebooks, too
-from compiled_notebooks import COMPILED
-from failing_notebooks import NOTEBOOKS
-from notebook_cases import CARD_MIB
+
+from tests.gpu.notebooks import NOTEBOOKS
+from tests.gpu.notebooks.compiled_notebooks import COMPILED
+from tests.gpu.notebooks.notebook_cases import CARD_MIB
 
 pytestmark = pytest.mark.gpu
 HERE = Path(__file__).parent

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from faults import InjectedError, inject, interrupted_at_each_function
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
@@ -22,6 +21,7 @@ from oom_magic.measure.history import recording as history
 from oom_magic.measure.history.assembly import Assembler
 from oom_magic.measure.measurement import Measurement, measure
 from oom_magic.memory.report import MemoryReport
+from tests.support.faults import InjectedError, inject, interrupted_at_each_function
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from faults import InjectedError, inject
 from torch import nn
 from torch.cuda import manual_seed, set_per_process_memory_fraction
 
@@ -17,6 +16,7 @@ from oom_magic.predict.isolation.patching import Journal
 from oom_magic.predict.isolation.process.process_state import other_random_numbers
 from oom_magic.predict.session import DrySession
 from oom_magic.units import MIB
+from tests.support.faults import InjectedError, inject
 
 pytestmark = pytest.mark.gpu
 

@@ -29,7 +29,7 @@ BoolArray = npt.NDArray[np.bool_]
 _NEARLY = 0.97  # of the peak at some sample: moments below that at all of them are not looked at
 _FEW_EVENTS = 1000  # with large blocks: as many are replayed in any case
 # Of the peak: if blocks in doubt could add no more, what was learned was seen to be right to 0.1 %, to which
-# tests/test_sizes.py holds it. Found by trying with PyTorch 2.13.
+# tests/sizing/test_sizes.py holds it. Found by trying with PyTorch 2.13.
 _DOUBT = 0.006
 
 

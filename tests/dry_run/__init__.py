@@ -1,0 +1,1 @@
+"""The dry run from inside: sessions, operators' values, libraries, torch.cuda."""

@@ -1,0 +1,1 @@
+"""Tests on a CUDA device, real or stub."""

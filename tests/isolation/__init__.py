@@ -1,0 +1,1 @@
+"""Nothing of the user's is touched by a dry run: files, threads, settings, objects."""

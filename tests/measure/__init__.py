@@ -1,0 +1,1 @@
+"""Measuring a device, and who holds its memory."""

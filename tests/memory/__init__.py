@@ -1,0 +1,1 @@
+"""The allocator, and records of memory."""

@@ -1,0 +1,1 @@
+"""The project itself: its architecture, public names, languages, README, notebooks."""

@@ -1,0 +1,1 @@
+"""What helps after a live failure: causes, prices, code to paste."""

@@ -1,0 +1,116 @@
+"""What a Trainer fetches, collects and compares."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from oom_magic.predict.session import DrySession
+from oom_magic.predict.what_if import loop_changes as habits
+from oom_magic.predict.what_if.survey import Survey
+from tests.support.changed_loops import run
+
+transformers = pytest.importorskip("transformers")
+
+
+class _Labelled(torch.utils.data.Dataset):
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, number):
+        return {"x": torch.ones(8), "labels": 0}
+
+
+class _Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, 2**18)
+
+    def forward(self, x, labels):
+        logits = self.head(x.flatten(1)[:, :8])
+        return {"loss": logits.mean(), "logits": logits}
+
+
+@pytest.mark.parametrize("made", [None, 1])
+def test_what_a_trainer_collects_goes_to_the_host_after_each_batch(made, tmp_path):
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers.trainer")
+
+    def evaluate():
+        options = {"report_to": [], "disable_tqdm": True, "eval_accumulation_steps": made}
+        args = transformers.TrainingArguments(str(tmp_path), per_device_eval_batch_size=2, **options)
+        trainer = transformers.Trainer(_Wide(), args, eval_dataset=_Labelled(), compute_metrics=lambda _: {})
+        trainer.evaluate()
+
+    change = habits.GatheredOnHost()
+    survey = Survey([change])
+    batch = 2 * 2**18 * 4
+    peak = DrySession("RTX 3060", changes=(survey,), has_bar=False).run(evaluate).peak_allocated_bytes
+    changed = DrySession("RTX 3060", changes=(change,), has_bar=False).run(evaluate).peak_allocated_bytes
+    assert (survey.error(change) is None) == (made is None)
+    saved = 0 if made else 15  # each is put to those before it, in new memory; cuBLASLt may have a workspace of its own
+    assert (peak - changed) / batch == pytest.approx(saved, abs=0.5)
+
+
+class _Tokens(_Labelled):
+    def __getitem__(self, _):
+        return {"x": torch.ones(8), "labels": torch.ones(8, dtype=torch.long)}
+
+
+class _OfEachToken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(1, 16)
+
+    def forward(self, x, labels):
+        logits = self.head(x.unsqueeze(-1))
+        return {"loss": logits.mean(), "logits": logits}
+
+
+def test_metrics_compare_what_shorter_inputs_give_with_as_many_labels(tmp_path):
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers.trainer")
+    shapes = []
+
+    def compute_metrics(prediction):
+        shapes.append((prediction.predictions.shape[1:], prediction.label_ids.shape[1:]))
+        return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+    def evaluate():
+        args = transformers.TrainingArguments(str(tmp_path), report_to=[], disable_tqdm=True)
+        data = _Tokens()
+        transformers.Trainer(_OfEachToken(), args, eval_dataset=data, compute_metrics=compute_metrics).evaluate()
+
+    DrySession("RTX 3060", changes=(habits.ShorterInputs(1, 8, 2),), has_bar=False).run(evaluate)
+    assert shapes == [((2, 16), (2,))]
+
+
+def test_a_trainer_fetches_the_batches_of_a_step_together(tmp_path):
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers.trainer")
+
+    def train(accumulation):
+        def loop():
+            options = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "max_steps": 2}
+            options |= {"gradient_accumulation_steps": accumulation, "per_device_train_batch_size": 2}
+            args = transformers.TrainingArguments(str(tmp_path), **options)
+            transformers.Trainer(_Wide(), args, train_dataset=_Pictures()).train()
+
+        return loop
+
+    once, changed = (
+        run(train(1), habits.AccumulatedGradients()),
+        (habits.AccumulatedGradients(), habits.FetchedTogether(6)),
+    )
+    together, true = run(train(1), *changed), run(train(6))
+    assert together.peak_allocated_bytes == pytest.approx(true.peak_allocated_bytes, rel=0.001)
+    assert together.peak_allocated_bytes > 1.5 * once.peak_allocated_bytes
+
+
+class _Pictures(_Labelled):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, _):
+        return {"x": torch.ones(3, 1024, 1024), "labels": torch.tensor(1)}

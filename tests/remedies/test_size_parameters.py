@@ -1,0 +1,153 @@
+"""What sets a size in the user's code: a number, a setting, or how much a model is given at once."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
+from oom_magic.explain.remedies.own_code.parts import given_rows
+from oom_magic.explain.remedies.rehearsal import Variation
+from oom_magic.explain.remedies.size_parameters import dimensions_of, find_size_parameters, sizes_of_inputs
+from tests.support.versions import as_since_3_11
+
+
+def test_sizes_in_settings_within_settings_and_computed_ones_are_found():
+    names = {"cfg": {"train": {"batch_size": 8}}, "run": SimpleNamespace(args=SimpleNamespace(bs=8))}
+    found = find_size_parameters(ast.parse("batch = 2**3"), names, "batch", 8)
+    assert {one.label for one in found} == {"batch", "cfg['train']['batch_size']", "run.args.bs"}
+
+
+@pytest.mark.parametrize("target", ["cfg.bs", "cfg['batch_size']", "lr, self.batch"])
+def test_a_setting_that_the_cell_itself_sets_is_found(target):
+    tree = ast.parse(f"{target} = {'0.1, ' * (',' in target)}8")
+    (found,) = find_size_parameters(tree, {"cfg": SimpleNamespace(bs=8)}, "batch", 8)[:1]
+    with found.override(tree, {}, 2):
+        assert found.is_named and ast.unparse(tree).rstrip(")").endswith("2")
+
+
+def test_a_loader_that_an_object_made_is_found():
+    """A trainer of the user's makes it with the batch size of then, which it also keeps: that sets nothing any more."""
+    loader = torch.utils.data.DataLoader(torch.zeros(64, 4), batch_size=8)
+    names = {"trainer": SimpleNamespace(batch_size=8, loaders={"train": loader})}
+    found = find_size_parameters(ast.parse("trainer.fit()"), names, "batch", 8)
+    targets = ["trainer.batch_size", "trainer.loaders['train'].batch_sampler.batch_size"]
+    assert sorted(one.target for one in found) == targets
+    with found[[one.target for one in found].index(targets[1])].override(ast.parse(""), names, 2):
+        assert next(iter(loader)).shape == (2, 4)
+
+
+def fit(net, inputs, goals, losses, steps=2):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(steps):
+        net.train()
+        loss = ((net(inputs) - goals) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+
+CLOSURE = """
+optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
+def closure():
+    optimizer.zero_grad()
+    loss = ((net(data) - labels) ** 2).mean()
+    loss.backward()
+    return loss
+losses.extend(optimizer.step(closure).item() for _ in range(2))
+"""
+
+
+@pytest.mark.parametrize("cell", ["fit(net, data, labels, losses)", CLOSURE])
+def test_a_whole_data_set_is_trained_on_in_parts(cell: str):
+    """The code that is shown has the gradients of all parts in each step: its losses are the same."""
+    net, data, labels = torch.nn.Linear(4, 2), torch.rand(64, 4), torch.rand(64, 2)
+    names = {"torch": torch, "net": net, "data": data, "labels": labels, "losses": [], "fit": fit}
+    rehearsal = CellRehearsal(lambda code, seen: exec(compile(code, "<cell>", "exec"), seen), ast.parse(cell), names)
+    rehearsal.begin((), 0)
+    rehearsal.run(Variation(sizes={"batch": 16}))
+    code = rehearsal.own_code("smaller_batch", {"after": 16, "accumulation": 4})
+    assert "_part in zip(" in as_since_3_11(code) and names["data"] is data
+
+    def losses(text: str) -> list[float]:
+        seen = {**names, "net": copy.deepcopy(net), "losses": []}
+        exec(compile(text, "<cell>", "exec"), seen)
+        return seen["losses"]
+
+    in_parts = f"{code}\n{cell}" if cell.startswith("fit") else f"{code}\n{CLOSURE.splitlines()[-1]}"
+    in_parts = in_parts if cell.startswith("fit") else f"{CLOSURE.splitlines()[1]}\n{in_parts}"
+    assert losses(in_parts) == pytest.approx(losses(cell))
+
+
+def test_smaller_batches_and_no_graph_are_one_change_of_the_cell():
+    def encode(rows, batch_size=64):
+        return torch.cat([net(rows[at : at + batch_size].float()) for at in range(0, len(rows), batch_size)])
+
+    net = torch.nn.Linear(4, 2)
+    cell = "net.eval()\nout = encode(rows, batch_size=32)"
+    names = {"torch": torch, "net": net, "rows": torch.zeros(4096, 4), "encode": encode}
+    tree = ast.parse(cell)
+    rehearsal = CellRehearsal(lambda code, seen: exec(compile(code, "<cell>", "exec"), seen), tree, names)
+    rehearsal.begin((), 0)
+    rehearsal.run(Variation(sizes={"batch": 16}))
+    code = rehearsal.own_code("no_grad", {"after": 16})
+    assert code == "with torch.no_grad():\n    net.eval()\n    out = encode(rows, batch_size=16)"
+    assert ast.unparse(tree) == cell
+
+
+def test_rows_are_given_to_functions_of_the_users_by_name():
+    """Methods of tensors have no arguments that could be told."""
+    names = {"fit": fit, "net": torch.nn.Linear(4, 2), "data": torch.zeros(64, 4), "labels": torch.zeros(64, 2)}
+    tree = ast.parse("fit(net, data, goals=labels)\nnet(input=data.cuda()).argmax(-1)\nlen(data)")
+    assert given_rows(tree, names, ["data", "labels"]) == {"inputs": "data", "goals": "labels"}
+
+
+def test_a_whole_data_set_is_evaluated_in_parts():
+    """Once all of it is given to the model at once, what sets the size is no number."""
+    cell = "net.eval()\nwith torch.no_grad():\n    out = net(data.float())\n    wrong = out != labels"
+    names = {"torch": torch, "net": torch.nn.Linear(4, 2), "data": torch.zeros(4096, 4), "labels": torch.zeros(4096, 2)}
+    tree = ast.parse(cell)
+    rehearsal = CellRehearsal(lambda code, seen: exec(compile(code, "<cell>", "exec"), seen), tree, names)
+    rehearsal.begin((), 0)
+    rehearsal.run(Variation(sizes={"batch": 1024}))
+    code = rehearsal.own_code("smaller_evaluation", {"after": 1024})
+    assert "out = torch.cat([net(data[at:at + 1024].float()) for at in range(0, len(data), 1024)])" in code
+    assert rehearsal.own_code("mixed_precision", {"dtype": "bf16"}) == "" and ast.unparse(tree) == cell
+
+
+def test_settings_that_a_class_has_are_found_and_put_back():
+    """Neither ``CFG.batch_size`` nor an object's, whose class has it, could be set: the first advice had no code."""
+
+    class CFG:
+        batch_size, epochs = 8, 8
+
+    for names, label in (({"CFG": CFG}, "CFG.batch_size"), ({"CFG": CFG, "args": CFG()}, "args.batch_size")):
+        tree = ast.parse(f"loader = DataLoader(data, {label})")
+        first = find_size_parameters(tree, names, "batch", 8)[0]
+        assert (first.label, first.target) == (label, label)
+        with first.override(tree, names, 2):
+            assert CFG.batch_size == 2
+        assert CFG.batch_size == 8 and not vars(names.get("args", SimpleNamespace()))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "sizes"),
+    [
+        ((((70, 256), True), ((2, 256, 640), False)), {"batch": 256, "seq": 70}),
+        ((((70, 256, 64), False), ((1, 256, 640), False)), {"batch": 256, "seq": 70}),
+        ((((8, 512), True), ((8, 128, 640), False)), {"batch": 8, "seq": 512}),
+        ((((8, 512), True), ((1, 512), True)), {"batch": 8, "seq": 512}),
+        ((((5000, 128), False), ((2, 90000), True)), {}),
+    ],
+)
+def test_samples_are_rows_or_beside_a_recurrent_state_columns(shapes, sizes):
+    """A language model trained over a long text in pieces had no size, and a larger card was the first advice."""
+    assert sizes_of_inputs(shapes) == sizes
+    if "seq" in sizes:
+        found = dimensions_of(shapes)
+        assert [shapes[0][0][found[what]] for what in ("batch", "seq")] == [sizes["batch"], sizes["seq"]]
