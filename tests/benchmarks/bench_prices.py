@@ -4,7 +4,7 @@
 
 A cell runs out of memory on a pretend GPU, then %oom_explain rehearses it. Goals on two idle cores: words within 1 s,
 the first price within 5 s, all of the GPT-2 cell within 15 s and of the 7B LoRA cell within 30 s. Measured by the clock on
-two cores, one of them busy: GPT-2 0.2, 3.2 and 6.3 s; 7B LoRA 0.4, 6.9 and 36.0 s, of which 34 s of computing.
+two idle cores, whose speed varies by 15 % from day to day: GPT-2 0.3, 3.1 and 6.4 s; 7B LoRA 0.4, 6.9 and 35.2 s.
 Before a first price stand two rehearsals, the run as it is and the changed one, of 3 s each for the 7B cell: half of that
 is the forward and the backward of their steps, operator by operator, a fifth building adapters.
 """
