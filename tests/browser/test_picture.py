@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from PIL import Image, PngImagePlugin
 
-ROOT = Path(__file__).parents[2]
+from tests.support.folders import ROOT
+
 PICTURE = ROOT / "notebooks" / "images" / "gpumem.png"
 _HEIGHT = 724  # verdict, figures, timeline and what is there at the peak
 

@@ -36,11 +36,11 @@ _RAM = (
     r"(?:(?<!gpu )(?<!video )(?<!nor )(?<!vram/)(?<!before )ram(?!/v)"
     r"|(?:system|host|cpu|main|server)(?: virtual)? (?:memory|ram))"
 )
-_IS_FREE = r"(?! (?:is |was |usage )?(?:not|isn't|wasn't|low|fine|free)\b)"
+_IS_FREE = r" (?:is |was |usage )?(?:not|isn't|wasn't|low|fine|free)\b"  # said behind its name
 _TOLD_HOST = (
     rf"\b{_RAM}\b(?:(?!\b(?:not|if|gpu|cuda)\b)[^.\n]){{0,30}}?\b{_SPENT}\b|\b{_SPENT}\b(?:(?!\b(?:gpu"
     rf"|cuda)\b)[^.\n])"
-    rf"{{0,16}}?\b{_RAM}\b{_IS_FREE}|\b(?:process"
+    rf"{{0,16}}?\b{_RAM}\b(?!{_IS_FREE})|\b(?:process"
     rf"|job|script|training|worker|program)\b[^.\n]{{0,24}}\b(?:was|is|got|gets|been)"
     r" (?:\w+ )?killed\b|\bkilled by (?:the |my )?(?:oom|system|kernel|computer|os)\b"
     rf"|\b(?:tak|us|consum|eat|ate|fill)\w* (?:up )?all (?:of )?(?:the |my )?(?:available |free )?{_RAM}\b"
@@ -100,7 +100,7 @@ _DEVICE_IS_FINE = re.compile(
     r"显存(?:占用)?(?:是|都|也|还)?(?:没有?问题|没有?变化|不变|正常|足够|充足|够)(?: ?\([^)\n]{0,24}\))?"
     r"|显存(?:平均)?(?:利用|占用|使用)率?(?:只有|小于|低于|不到|不足|仅|才){1,2} ?[1-7]?\d ?%"
 )
-_HOST_IS_FREE = re.compile(r"\bram\b (?:is |was |usage )?(?:not|isn't|wasn't|low|fine|free)\b", re.I)
+_HOST_IS_FREE = re.compile(rf"\bram\b{_IS_FREE}", re.I)
 # Of a training alone, where nothing says which memory it is.
 _GROWS_IN_TRAINING = re.compile(r"训练[^\n，。]{0,6}(?<!系统)(?<!服务器)(?<!主机)(?<!cpu)(?<!机器)[内內]存", re.I)
 _MEMORY_IN_CHINESE = re.compile("[内內]存|記憶體")
@@ -149,6 +149,7 @@ _LONGEST_STATEMENT = 120
 _MOST_STATEMENTS = 4
 
 
+# Words for the end of memory, or of a process: a text without any says only that much is used.
 _RAN_OUT = re.compile(
     r"oom|\bout\b|exhaust|overflow|\b(?:un|in)sufficient|enough|explo[ds]|blow|roof|ceiling|limit|error|kill|\ball\b"
     r"|sig|evict|code|abrupt|longer alive|feet under"

@@ -83,7 +83,7 @@ def _reserves(diagnosis: Diagnosis) -> bool:
 
 def _suffix_of_leak(diagnosis: Diagnosis) -> str:
     """Which sentence: both possibilities where nothing but how far the run had come speaks for one that is kept."""
-    known = {one.key for one in diagnosis.evidence} - {"no_message"}
+    known = _seen(diagnosis)
     if "replay_buffer" in known:
         return "_replay"
     if known and known <= _LATE:
@@ -93,8 +93,12 @@ def _suffix_of_leak(diagnosis: Diagnosis) -> str:
 
 def may_be_cache(diagnosis: Diagnosis) -> bool:
     """Whether an author only sees that memory is not given back: nothing failed, and nothing is said to grow."""
-    seen = {one.key for one in diagnosis.evidence} - {"no_message"}
-    return diagnosis.main_failure is None and seen == {"told_repeated"}
+    return diagnosis.main_failure is None and _seen(diagnosis) == {"told_repeated"}
+
+
+def _seen(diagnosis: Diagnosis) -> set[str]:
+    """The keys of the evidence, but for that there is no message."""
+    return {one.key for one in diagnosis.evidence} - {"no_message"}
 
 
 def _is_beside_pytorch(diagnosis: Diagnosis) -> bool:

@@ -69,12 +69,16 @@ class Leaves:
                 waiting += unknown
                 continue
             waiting.pop()
-            own = 0
-            variable = getattr(node, "variable", None)
-            if isinstance(variable, torch.Tensor) and node not in bits:
-                own = 1 << len(self._weights)
-                self._weights.append(weakref.ref(variable))
-            bits[node] = functools.reduce(operator.or_, (bits[one] for one in following), own | bits.get(node, 0))
+            if node not in bits:
+                own = self._bit_of(getattr(node, "variable", None))
+                bits[node] = functools.reduce(operator.or_, (bits[one] for one in following), own)
+
+    def _bit_of(self, variable: Any) -> int:
+        """The bit of what a node holds as its variable; 0 where that is no weight."""
+        if not isinstance(variable, torch.Tensor):
+            return 0
+        self._weights.append(weakref.ref(variable))
+        return 1 << len(self._weights) - 1
 
 
 class ReboundNames:
