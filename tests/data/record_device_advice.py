@@ -1,8 +1,9 @@
 """Notebooks that fail on a physical GPU, are explained, and run again as advised (tests/gpu/notebooks/device_notebooks.py).
 
-    python tests/data/record_device_advice.py FILE [--seconds S] [--at-once N] [--only NAME ... | --newest]
+    python tests/data/record_device_advice.py FILE [--seconds S] [--at-once N] [--newest | --small] [--only NAME ...]
 
-Each runs in processes of its own, with ``set_per_process_memory_fraction`` at 16 GiB, several at once. Written for each:
+Each runs in processes of its own, with ``set_per_process_memory_fraction`` at 16 GiB (``--small``: the notebooks of
+tests/gpu/test_closed_loop.py, at what their card leaves to PyTorch), several at once. Written for each:
 the cause, the first remedies with what they promise, when words and prices came, whether the code that is shown, pasted
 into the notebook, ran in the same kernel, and what it took in a new one: within the limit, and within what was promised.
 Kept as device_advice_NAME.json beside this file it is read by tests/truth/test_device.py. FILE.text has the explanations as
@@ -28,11 +29,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.gpu.closed_loop import filled, without_magics
+from tests.gpu.notebooks import NOTEBOOKS
 from tests.gpu.notebooks.device_notebooks import LIMIT_GIB
 from tests.gpu.notebooks.habit_device_notebooks import DEVICE_NOTEBOOKS, EARLIER
+from tests.gpu.notebooks.notebook_cases import CARD_MIB, CONTEXT_MIB, Notebook
 
 HERE = Path(__file__).resolve()
 LIMIT = LIMIT_GIB * 2**30
+SMALL_LIMIT = (CARD_MIB - CONTEXT_MIB) * 2**20
+# Of one card that is all theirs, and without files that their values change.
+SMALL = {name: one for name, one in NOTEBOOKS.items() if one.num_cards == 1 and not one.others_mib and not one.files}
 WRITTEN = "%%writefile "  # begins a cell that is a file
 MOST_SECONDS = 240  # of one process
 MOST_APPLIED = 2  # remedies of a notebook
@@ -110,16 +117,16 @@ def run_again(cells: Sequence[str], limit: int) -> dict[str, Any]:
     return found
 
 
-def explained(name: str) -> dict[str, Any]:
+def explained(notebook: Notebook, limit: int) -> dict[str, Any]:
     """The failure, its explanation, the cells with each remedy's code, and the first of them run in the same kernel."""
     from IPython.core.interactiveshell import InteractiveShell
 
     from oom_magic.notebook.cells import explanations
 
-    limited(LIMIT)
+    limited(limit)
     as_the_stub()
     in_a_folder_of_its_own()
-    cells = list(DEVICE_NOTEBOOKS[name].cells)
+    cells = [without_magics(filled(cell, notebook.values)) for cell in notebook.cells]
     shell = InteractiveShell.instance()
     shell.run_line_magic("load_ext", "oom_magic")
     times: list[float] = []
@@ -230,24 +237,24 @@ def process(*arguments: str, seconds: float) -> dict[str, Any]:
     return found
 
 
-def closed(name: str, end: float) -> dict[str, Any]:
-    """The loop of one notebook, as far as there is time until ``end``."""
+def closed(name: str, limit: int, end: float) -> dict[str, Any]:
+    """The loop of one notebook within ``limit`` bytes, as far as there is time until ``end``."""
 
     def left() -> float:
         return min(end - time.monotonic(), MOST_SECONDS)
 
-    if left() < 60:
+    if left() < 40:
         return {"problem": "no time"}
-    found = process("explain", name, seconds=left())
+    found = process("explain", name, str(limit), seconds=left())
     chosen = [one for one in found.get("remedies", ()) if one.get("cells")][:MOST_APPLIED]
     for number, one in enumerate(chosen):
-        limits = [LIMIT, one["needed"]] if number == 0 and one["needed"] else [LIMIT]
-        for limit, key in zip(limits, ("ran", "ran_in_what_was_promised"), strict=False):
-            if left() > 30:
+        limits = [limit, one["needed"]] if number == 0 and one["needed"] else [limit]
+        for most, key in zip(limits, ("ran", "ran_in_what_was_promised"), strict=False):
+            if left() > 20:
                 with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
                     json.dump(one["cells"], file)
                     file.flush()
-                    one[key] = process("again", file.name, str(limit), seconds=left())
+                    one[key] = process("again", file.name, str(most), seconds=left())
     print(name, found.get("cause"), found.get("problem") or found.get("seconds"), flush=True)
     return found
 
@@ -258,13 +265,15 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--seconds", type=float, default=480)
     parser.add_argument("--at-once", type=int, default=4)
+    parser.add_argument("--only", nargs="*", metavar="NAME")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--only", nargs="*", default=list(DEVICE_NOTEBOOKS), choices=DEVICE_NOTEBOOKS)
+    which.add_argument("--small", action="store_true", help="of tests/gpu/test_closed_loop.py")
     which.add_argument(
         "--newest", action="store_true", help="of library_device_notebooks.py and habit_device_notebooks.py"
     )
     options = parser.parse_args()
-    chosen = [one for one in DEVICE_NOTEBOOKS if one not in EARLIER] if options.newest else options.only
+    table, limit = (SMALL, SMALL_LIMIT) if options.small else (DEVICE_NOTEBOOKS, LIMIT)
+    chosen = options.only or [one for one in table if not options.newest or one not in EARLIER]
     end = time.monotonic() + options.seconds
     import torch
 
@@ -273,13 +282,13 @@ def main() -> None:
     head = {
         "device": torch.cuda.get_device_name(),
         "total_bytes": torch.cuda.get_device_properties(0).total_memory,
-        "limit_bytes": LIMIT,
+        "limit_bytes": limit,
         "versions": {one: version(one) for one in ("torch", "transformers")},
     }
 
     def take(name: str) -> None:
         """Add a row, and write all of them: what was found stays if this is cut off."""
-        row = closed(name, end)
+        row = closed(name, limit, end)
         texts[name] = row.pop("text", "")
         row["remedies"] = [one for one in row.get("remedies", ()) if "ran" in one]
         rows[name] = row
@@ -294,8 +303,9 @@ def main() -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["explain", name]:
-            print(json.dumps(explained(name)))
+        case ["explain", name, limit]:
+            notebooks = SMALL if int(limit) == SMALL_LIMIT else DEVICE_NOTEBOOKS
+            print(json.dumps(explained(notebooks[name], int(limit))))
         case ["again", file, limit]:
             print(json.dumps(run_again(json.loads(Path(file).read_text("utf-8")), int(limit))))
         case _:

@@ -74,10 +74,15 @@ def generation_ends(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GenerationMixin, "_has_unfinished_sequences", has_unfinished)
 
 
+def without_magics(cell: str) -> str:
+    """A cell without those magics that change nothing in what it runs."""
+    code = re.sub(r"^%%?(time|gpumem( --\S+)*)\s*", "", cell)
+    return re.sub(r"^%(load_ext|autoreload) .*$", "", code, flags=re.MULTILINE)
+
+
 def run_plainly(cell: str, names: dict[str, Any]) -> None:
     """What a cell runs, without IPython."""
-    code = re.sub(r"^%%?(time|gpumem( --\S+)*)\s*", "", cell)
-    code = re.sub(r"^%(load_ext|autoreload) .*$", "", code, flags=re.MULTILINE)
+    code = without_magics(cell)
     if code.startswith("%run "):
         sys.argv = shlex.split(code)[1:]
         code, names = Path(sys.argv[0]).read_text(), {"__name__": "__main__"}

@@ -19,7 +19,7 @@ import pytest
 
 from tests.gpu.notebooks import NOTEBOOKS
 from tests.gpu.notebooks.compiled_notebooks import COMPILED
-from tests.gpu.notebooks.notebook_cases import CARD_MIB
+from tests.gpu.notebooks.notebook_cases import CARD_MIB, CONTEXT_MIB
 
 pytestmark = pytest.mark.gpu
 HERE = Path(__file__).parent
@@ -56,7 +56,7 @@ def run(name: str, *more: str) -> dict[str, Any]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), stub, *beside]),
         "FAKECUDA_MEM_MIB": str(CARD_MIB),
-        "FAKECUDA_CONTEXT_MIB": "380",  # as the catalogue has it
+        "FAKECUDA_CONTEXT_MIB": str(CONTEXT_MIB),
         **({"CUDA_VISIBLE_DEVICES": ""} if "pretend" in more else {}),
         "FAKECUDA_OTHER_MIB": str(NOTEBOOKS[name].others_mib),
         "FAKECUDA_NDEV": str(NOTEBOOKS[name].num_cards),

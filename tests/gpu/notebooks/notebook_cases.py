@@ -14,6 +14,7 @@ Values = dict[str, Any]
 Apply = Callable[[Values, Mapping[str, Any]], Values]
 
 CARD_MIB = 2048
+CONTEXT_MIB = 380  # of it, as the catalogue has it
 
 
 @dataclass(frozen=True)
