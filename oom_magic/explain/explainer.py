@@ -188,6 +188,7 @@ class Explainer:
     def diagnose(self, problem: BaseException | str | Path | None) -> Diagnosis:
         """The diagnosis, with remedies that are named but not evaluated. Raises as ``explain``."""
         from oom_magic.explain.remedies.from_text.naming import unpriced_remedies  # loads NumPy
+        from oom_magic.explain.remedies.from_text.standing import not_standing
 
         language = choose_language(self.lang)
         problem = last_failure() if problem is None else problem
@@ -205,7 +206,8 @@ class Explainer:
             setup_phrases=() if self.setup is None or isinstance(self.setup, Mapping) else (*self.setup.phrases(),),
             lang=language,
         )
-        return replace(diagnosis, remedies=unpriced_remedies(diagnosis))
+        remedies = unpriced_remedies(diagnosis)
+        return replace(diagnosis, remedies=not_standing(remedies, reading.text) if error is None else remedies)
 
     def _findings(self, reading: _Reading, error: BaseException | None) -> _Findings:
         main, clues = reading.main, reading.clues

@@ -19,7 +19,7 @@ from oom_magic.explain.messages.told import says_only_killed, says_only_trouble
 from oom_magic.explain.remedies.from_text.choice import printed_by_message
 from oom_magic.explain.remedies.remedy import Remedy
 from oom_magic.explain.sentences.catalogue import SENTENCES, render_evidence, translate
-from oom_magic.explain.sentences.causes import cause_in_words, may_be_cache
+from oom_magic.explain.sentences.causes import cause_in_words, causes_in_brief, may_be_cache
 from oom_magic.language import Language
 from oom_magic.predict.setups.setup import in_words
 from oom_magic.views.blocks import Block, Code, Description, Details, Part, Parts, Sentence, Table, register
@@ -74,6 +74,7 @@ _UNINFORMATIVE_NOTES = ("tensor_not_printed", "tensor_unknown_model")
 # the likeliest was wrong there in 2.
 _LEAST_OF_BEST = 0.65
 _MOST_OTHERS = 1
+_MOST_NAMED = 3  # of the causes that a text leaves open
 # Evidence that is as true of any run with such numbers.
 _OF_ANY_SUCH_RUN = "own_tensors_fill"
 # What is told of a run and not of its memory, or what a message means: no reason to name one more cause.
@@ -198,8 +199,11 @@ def _why(diagnosis: Diagnosis) -> Block:
             is_usual = not any(map(_is_of_this_run, first.evidence))
             is_usual = is_usual and (bool(first.evidence) or first.cause is Cause.ACTIVATIONS)
             key = "why_usual" if is_usual else "why_possible"
-            cause = translate(key, lang, cause=cause_in_words(first.cause, diagnosis))
+            causes = [one.cause for one in diagnosis.possible[:_MOST_NAMED]]
+            cause = translate(key, lang, causes=causes_in_brief(causes, diagnosis))
         return Sentence(translate("line_why_open", lang, text=cause), "strong")
+    if diagnosis.confidence is Confidence.POSSIBLE:
+        return Sentence(translate("line_why_possible", lang, text=cause), "strong")
     confidence = translate(f"confidence_{diagnosis.confidence.value}", lang)
     return Sentence(translate("line_why", lang, text=cause, confidence=confidence), "strong")
 

@@ -261,7 +261,7 @@ from oom_magic.explain.explainer import explain
             '  File "viewer_utils.py", line 154, in run\n    outputs = self.graph.get_outputs_for_camera_ray_bundle(bundle)\n'
             '  File "torch/autograd/grad_mode.py", line 27, in decorate_context\n    return func(*args, **kwargs)\n'
             '  File "base_model.py", line 177, in get_outputs_for_camera_ray_bundle\n    outputs = self.forward(ray_bundle=ray_bundle)',
-            ["one pass does not fit"], ["activations of a step"], id="nothing is kept for a backward",
+            ["one\\spass"], ["activations of a step"], id="nothing is kept for a backward",
         ),
         pytest.param(
             "Block swap not working: after the update I can't generate 540p, error OOM, i check ram not high as before", ["such\\sreports"],
@@ -313,7 +313,7 @@ from oom_magic.explain.explainer import explain
         pytest.param(
             "Out of memory error when using ESM2 for protein embeddings. I saw examples/esm2_infer_fairscale_fsdp_offloading.py, or do"
             " you recommend distributing over multiple GPUs or a bigger GPU?",
-            ["one pass does not fit"], ["activations of a step"], id="a library in a file's name",
+            ["one\\spass"], ["activations of a step"], id="a library in a file's name",
         ),
         pytest.param(
             "Our experiments meet CUDA out of memory every 10，000 iterations or even more, on 32g v100",
@@ -328,6 +328,31 @@ from oom_magic.explain.explainer import explain
             "Visual instruction tuning OOM\ndeepspeed --num_gpus=1 train_mem.py --deepspeed zero3.json --bf16 True"
             " --model_name_or_path vicuna-7b-v1.5 on an A100 (80G), per_device_train_batch_size 16", ["optimizer state does not fit"],
             ["Most often"], id="weights fit, and Adam's state does not",
+        ),
+        pytest.param(
+            "When importing craftax functions, my GPU memory immediately fills up for a large part. 60GB are taken on a H100",
+            ["reserves its share", "import computes nothing"], ["one pass", "Halve"], id="an import computes nothing",
+        ),
+        pytest.param(
+            "Block swap not working, after update i can't generate 540p error OOM, i check ram not high as before",
+            ["from before the update", "does not say"], ["memory \\(RAM\\) ran out", "not fit"], id="an update, and RAM that is free",
+        ),
+        pytest.param(
+            "The Whisper model is not GCed, so there is just not enough memory for both the Whisper and the alignment model."
+            " A quick solution is to not load all models at the same time.", ["Other models", "Unload"], ["half at once"],
+            id="two models at once",
+        ),
+        pytest.param(
+            "I get an OOM error with llama.cpp (Vulkan) and a context of 65000: ggml_gallocr_reserve_n tries to allocate beyond max"
+            " buffer size", ["in one buffer", "-ub"], ["-ngl"], id="a buffer beyond the driver's limit",
+        ),
+        pytest.param(
+            "Atari replay buffer won't fit into memory even with LazyFrames", ["uint8", "memory-mapped"], ["keep it in RAM"],
+            id="a replay buffer in RAM",
+        ),
+        pytest.param(
+            "CUDA out of memory. Tried to allocate 2.00 GiB on my JAX and torch run, with os.environ['XLA_PYTHON_CLIENT_PREALLOCATE']"
+            " = 'false'; JAX still takes 75 % of the memory", [], ["PREALLOCATE"], id="a line that stands there is not proposed",
         ),
     ],
 )  # fmt: skip

@@ -156,7 +156,7 @@ _OF_SCORES = (
         ),
         pytest.param(
             "I can train the sdxl with a 3090 but not on 2 GPUs: CUDA out of memory\nnetwork_train_unet_only = true\n"
-            'train_batch_size = 1\nmixed_precision = "bf16"\ngradient_checkpointing = true', ["in such reports: The activations"],
+            'train_batch_size = 1\nmixed_precision = "bf16"\ngradient_checkpointing = true', ["one\\sstep\\scomputes"],
             ["not a training", "VAE", "smaller microbatch"], id="training of what makes pictures",
         ),
         pytest.param(
@@ -390,7 +390,7 @@ _OF_SCORES = (
         ),
         pytest.param(
             "GPU memory usage is 62GB with DDP. When switching to deepspeed stage_2, the memory usage increases significantly and it runs out"
-            " of memory. I train a LoRA on 720p videos.", ["working|activations"], ["keeps memory alive", "Shorter sequences", "--model"],
+            " of memory. I train a LoRA on 720p videos.", ["one\\s(?:pass|step)\\scomputes"], ["keeps memory alive", "Shorter sequences", "--model"],
             id="two settings compared are no growth",
         ),
         pytest.param(
@@ -426,13 +426,13 @@ _OF_SCORES = (
             ["long text"], id="a title that names a training",
         ),
         pytest.param(
-            "CUDA out of memory, I would like to support long videos in the future.\nThe demo fails on a 3090.", ["often in such reports"],
+            "CUDA out of memory, I would like to support long videos in the future.\nThe demo fails on a 3090.", ["most\\soften"],
             ["mentions large inputs"], id="what is planned has not failed",
         ),
         pytest.param(
             "微调时总是显示 CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 23.67 GiB total capacity; 23.15 GiB already"
             " allocated; 10.25 MiB free; 23.27 GiB reserved in total by PyTorch) If reserved memory is >> allocated memory try setting"
-            " max_split_size_mb to avoid fragmentation.，而且无论怎么调低分辨率都会爆显存", ["often in such reports"],
+            " max_split_size_mb to avoid fragmentation.，而且无论怎么调低分辨率都会爆显存", ["most\\soften"],
             ["resolution", "smaller inputs"], id="tried in the same sentence as the message",
         ),
         pytest.param(
@@ -440,7 +440,7 @@ _OF_SCORES = (
             " memory increases until then.", ["memory\\s+increases"], ["which size runs"], id="a larger dataset is no larger step",
         ),
         pytest.param(
-            "My video workflow in ComfyUI gives OOM on a 4070TI 12GB", ["often in such reports"], ["If so", "tiles", "lowvram"],
+            "My video workflow in ComfyUI gives OOM on a 4070TI 12GB", ["most\\soften"], ["If so", "tiles", "lowvram"],
             id="a guess has no advice",
         ),
         pytest.param(
@@ -450,7 +450,7 @@ _OF_SCORES = (
         ),
         pytest.param(
             'I get continuous out of memory errors, GPU 16GB, even for a single image in the forward pass. Is there a memory leak somewhere?',
-            ['working\\smemory'], ['keeps growing'],
+            ['one\\spass'], ['keeps growing'],
             id='a leak is asked about',
         ),
         pytest.param(
@@ -460,7 +460,7 @@ _OF_SCORES = (
         ),
         pytest.param(
             '在训练一定次数后进行验证时，模型突然爆出 out of memory，之前验证都是正常的，显存暴增',
-            ['possible'], ['likely', 'Another\\sprocess'],
+            ['possibl'], ['likely', 'Another\\sprocess'],
             id='earlier evaluations went well',
         ),
         pytest.param(

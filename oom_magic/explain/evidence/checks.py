@@ -129,6 +129,8 @@ def check_of_open(cause: Cause, usual: Evidence, failure: Failure | None, clues:
 
     ``usual``: the check for the likeliest ``cause``; it stays where it asks for more than less input.
     """
+    if "broke_by_update" in clues.run.told:
+        return Evidence("check_before_update")
     program = "" if clues.program is None else clues.program.program.key
     is_of_less = usual.key in _WITH_LESS or (usual.key == "check_driver_level" and "device_idle" not in clues.run.told)
     if cause not in INPUT_CAUSES or not is_of_less or program in (*RESERVING, *_WITHOUT_MODEL):

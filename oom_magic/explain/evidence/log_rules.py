@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
+from oom_magic.explain.evidence.checks import RESERVING
+from oom_magic.explain.evidence.clues.traceback import Clues
 from oom_magic.explain.evidence.stated_shapes import stated_shape
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.pytorch import parse_size
@@ -41,7 +43,10 @@ _SLOTS = re.compile(r"n_ctx_per_seq \((\d{2,9})\)[\s\S]{0,2000}?kv_size = (\d{2,
 # What XLA counts for a whole program before it runs, beside the memory of a core.
 _PROGRAM_SIZE = re.compile(r"Used (\d[\d.]{0,8})([GM]) of (\d[\d.]{0,8})([GM]) hbm")
 _BUFFER_SHAPE = re.compile(r"Shape: [a-z]{1,4}\d{1,2}\[[\d,]+\]")
-_BUFFER_LIMIT = re.compile(r"exceeds (?:the )?(?:device|max\w*)[^.\n]{0,30}(?:buffer size|allocation) limit", re.I)
+_BUFFER_LIMIT = re.compile(
+    r"exceeds (?:the )?(?:device|max\w*)[^.\n]{0,30}(?:buffer size|allocation) limit"
+    r"|\b(?:beyond|exceed\w*|above|larger than|over) (?:the )?max(?:imum)? (?:allowed )?buffer size", re.I,
+)  # fmt: skip
 
 
 def log_rules(failure: Failure | None, text: str, *, fills: bool) -> Iterator[Support]:
@@ -162,3 +167,16 @@ def _program_size(text: str) -> Iterator[Support]:
     if match is not None:
         needed, total = (round(float(match[at]) * (GIB if match[at + 1] == "G" else MIB)) for at in (1, 3))
         yield Support(Cause.ACTIVATIONS, 0.35, Evidence("program_size", {"needed_bytes": needed, "total_bytes": total}))
+
+
+def reserved(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+    """Memory that a program reserves at its start: not a failure, but a configurable share."""
+    program, told = clues.program, clues.run.told
+    if "fills_at_import" in told and (failure is None or failure.format.startswith("told")):
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.6, Evidence("told_at_import"))
+        yield Support(Cause.ACTIVATIONS, -0.8)  # nothing has been computed
+    if failure is not None or program is None or program.program.key not in RESERVING:
+        return
+    if {"uses_much", "speaks_of_memory"} & told and not {"grows", "repeated_use"} & told:
+        evidence = Evidence("program_reserves", program.program.said)
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.5, evidence)

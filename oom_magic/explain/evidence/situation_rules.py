@@ -10,6 +10,7 @@ from oom_magic.explain.evidence.checks import RESERVING
 from oom_magic.explain.evidence.clues.environment import ONE_MEMORY
 from oom_magic.explain.evidence.clues.programs import ProgramUse
 from oom_magic.explain.evidence.clues.traceback import Clues
+from oom_magic.explain.evidence.log_rules import reserved
 from oom_magic.explain.evidence.number_rules import is_held_by_others
 from oom_magic.explain.evidence.text_rules import computes_plainly, largest_late
 from oom_magic.explain.messages.failure import Failure
@@ -36,6 +37,7 @@ _OF_A_LOG = re.compile(r"\d\d:\d\d:\d\d|\d% ?[|\u2580-\u259f#]")
 _AFTER = re.compile(r"\bafter (?:the )?(?:eval|valid|test)", re.I)
 _LARGE_WEIGHTS = 12 * GIB  # most cards hold no more
 _OF_PICTURES = {"of_latents", "diffuses", "makes_pictures"}
+_OTHERS = {"left_over", "shares_device", "models_beside"}
 # Clues that are enough for a judgement without a message.
 _TELLING = {
     "grows", "repeated_use", "dense_pairs", "keeps_graph", "collects_results", "smaller_share_helps",
@@ -58,7 +60,7 @@ def situation_rules(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     yield from _part_of_the_run(clues)
     yield from _light_weights(failure, clues)
     yield from _over_time(failure, clues)
-    yield from _reserved(failure, clues)
+    yield from reserved(failure, clues)
     yield from _settings(clues)
     yield from _likeliest_of_all(failure, clues)
 
@@ -84,7 +86,7 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
         return failure.format in _BARE_FORMATS
     if failure is not None and failure.backend not in (None, "cpu") and (is_quoted or "page_file" not in told):
         return False
-    if "left_over" in told and "host_fills" not in told:
+    if {"left_over", "ram_is_free"} & told and "host_fills" not in told:
         return False  # memory left by killed processes is the device's
     if failure is None and _OF_PICTURES & told and not {"killed", "page_file", "loads_data"} & told:
         return False  # who trains or runs such a model calls the card's memory RAM, too
@@ -134,6 +136,8 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.HOST_RAM, 0.45, Evidence("told_ram_only"))
     elif failure is not None and failure.format.startswith("told") and _names_no_device(failure, clues):
         yield Support(Cause.HOST_RAM, 0.4, Evidence("told_no_device"))
+    if "replays" in told:
+        yield Support(Cause.HOST_RAM, 0.4, Evidence("replay_buffer"))
     if "computes_on_host" in told and "loads_data" not in told:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("told_host_library"))
     if "is_given_memory" in told:
@@ -155,6 +159,7 @@ def _inputs(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.9, evidence)
     if {"host_fills", "device_idle"} <= told and failure is not None and failure.backend == "cuda":
         yield Support(Cause.HOST_RAM, 0.55, Evidence("host_fills"))
+        yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)
     card = (failure.total_bytes if failure is not None else None) or clues.card_bytes or _LARGEST_DEVICE_BYTES
     if clues.array_bytes is not None and clues.array_bytes >= card * _MOST_OF_A_CARD:
         array = Evidence("array_above_card", {"array_bytes": clues.array_bytes})
@@ -364,7 +369,7 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("told_conversation"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.5)
     yield from _growth_that_is_no_leak(clues)
-    if (is_repeated or "grows" in told) and not ({"left_over", "shares_device"} & told or is_held_by_others(failure)):
+    if (is_repeated or "grows" in told) and not (_OTHERS & told or is_held_by_others(failure)):
         yield Support(Cause.OTHER_PROCESS, -0.5)  # on a Mac such numbers count this process, too
     if "after_while" in told and not clues.run.is_late:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.22, Evidence("told_late"))
@@ -443,16 +448,6 @@ def _settings(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, -0.6)
     if "smaller_share_helps" in told:
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.65, Evidence("smaller_share_helps"))
-
-
-def _reserved(failure: Failure | None, clues: Clues) -> Iterator[Support]:
-    """Memory that a program reserves at its start: not a failure, but a configurable share."""
-    program, told = clues.program, clues.run.told
-    if failure is not None or program is None or program.program.key not in RESERVING:
-        return
-    if {"uses_much", "speaks_of_memory"} & told and not {"grows", "repeated_use"} & told:
-        evidence = Evidence("program_reserves", program.program.said)
-        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.5, evidence)
 
 
 def _likeliest_of_all(failure: Failure | None, clues: Clues) -> Iterator[Support]:

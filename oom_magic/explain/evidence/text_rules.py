@@ -86,6 +86,7 @@ _OPTIMIZER_SET_UP = re.compile(
     r"initialize_optimizer_states|_configure_zero_optimizer|_create_fp32_partitions"
     r"|\b(?:init|create)\w*_train_state\(|\bTrainState\.create\("
 )
+_OF_LATER = {"after_while", "rises_once", "loads", "saves", "merges"}  # which says more of what failed
 # Programs that keep a part of the weights in page-locked RAM, and say so.
 _OFFLOADS = re.compile(r"loaded partially|MB offloaded|Attempting to release mmap|pin_shared_memory.{1,4}True")
 _OPENED = re.compile(r"^(?:/dev/nvidia\d{1,2}:)?[ \t]{1,40}\S{1,40}[ \t]{1,20}\d{1,9} F\.{2,4}m?\s", re.M)  # fuser -v
@@ -105,6 +106,8 @@ def text_rules(failure: Failure | None, clues: Clues, text: str) -> Iterator[Sup
     if "generates_beside" in clues.run.told and (_IN_GENERATION.search(clues.trace) or _OF_ITS_ALLOCATOR.search(text)):
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.6, Evidence("told_generation"))
         yield Support(Cause.ACTIVATIONS, -0.5)
+    elif "generates_beside" in clues.run.told and not (clues.phase or _OF_LATER & clues.run.told or clues.run.is_late):
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.3, Evidence("told_generation"))
     yield from _one_input(failure, clues)
     yield from _offloaded(failure, clues, text)
     yield from _data_on_device(failure, clues)
@@ -344,6 +347,7 @@ def _others_told(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.OTHER_PROCESS, 0.55, Evidence("told_shared"))
     if "models_beside" in told:
         yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("told_models_beside"))
+        yield Support(Cause.ACTIVATIONS, -0.3)
     if "left_over" in told:
         yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("told_left_over"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.2, Evidence("told_left_over"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.causes import Cause
 from oom_magic.explain.evidence.checks import SERVERS
@@ -11,7 +13,7 @@ from oom_magic.explain.remedies.from_text.kind_of_run import facts_of, is_evalua
 from oom_magic.explain.sentences.catalogue import translate
 
 _INFERENCE = frozenset(program.key for program in PROGRAMS if not program.trains)
-_RESERVING_KEYS = ("program_reserves", "told_generation", "meaning_jax_launch", "smaller_share_helps")
+_RESERVING_KEYS = ("program_reserves", "told_generation", "told_at_import", "meaning_jax_launch", "smaller_share_helps")
 _CACHE_SUFFIXES = {"vllm": "_cache", "sglang": "_cache", "sglang_retracts": "_requests", "vllm_context": "_context"}
 # Evidence of a second copy of the weights: the suffix of the cause's sentence.
 _COPY_SUFFIXES = {
@@ -73,6 +75,16 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
     elif cause is Cause.ACTIVATIONS and _infers(diagnosis):
         suffix = "_inference"
     return translate(f"cause_{cause.value}{suffix}", diagnosis.lang)
+
+
+def causes_in_brief(causes: Sequence[Cause], diagnosis: Diagnosis) -> str:
+    """The likeliest causes in a few words each, as alternatives."""
+    lang = diagnosis.lang
+    names = [f"{one.value}{'_inference' if one is Cause.ACTIVATIONS and _infers(diagnosis) else ''}" for one in causes]
+    first, *others = [translate(f"brief_{name}", lang) for name in names]
+    for one in others:
+        first = translate("causes_or", lang, first=first, second=one)
+    return first
 
 
 def _reserves(diagnosis: Diagnosis) -> bool:

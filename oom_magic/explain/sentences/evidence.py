@@ -209,6 +209,10 @@ EVIDENCE: Sentences = {
     "told_full_at_any_size": "A program that reserves its share at the start fills the device at any batch size.",
     "told_no_grad": "Without torch.no_grad(), inference keeps what a backward pass would need.",
     "told_embeddings": "A table of embeddings is part of the weights, and Adam takes three more copies of it.",
+    "told_at_import": (
+        "An import computes nothing: JAX and TensorFlow reserve most of a device as soon as they first use it, whatever"
+        " the program needs."
+    ),
     "told_generation": "A server that generates beside the training reserves its share of a device when it starts.",
     "weights_fill_one_card": (
         "“{model}” in the text is read as {billions} billion parameters: {weights_bytes} with {bits} bits each, more"
@@ -317,6 +321,10 @@ EVIDENCE: Sentences = {
         "Try it with half at once (fewer, shorter or smaller inputs): if far less memory is then used, that was the"
         " cause."
     ),
+    "check_before_update": (
+        "Run the same with the version from before the update: if it then fits, the update takes more or keeps more,"
+        " not what you run."
+    ),
     "check_activations_between": (
         "Leave out what the program does between epochs (an evaluation, samples, saving): if it then goes on, that was"
         " the cause."
@@ -343,7 +351,7 @@ EVIDENCE: Sentences = {
     "told_copies": "Each instance of a served model has weights and working memory of its own.",
     "check_copies": "Start it with one instance: if that runs, the instances together are too large.",
     "driver_buffer_limit": (
-        "The driver does not allocate so much in one buffer, however much memory is free: the message says so."
+        "The driver does not allocate so much in one buffer, however much memory is free: the text says so."
     ),
     "check_activations_size": (
         "Try it with inputs half as long or as large: if far less memory is then used, that was the cause."

@@ -297,6 +297,10 @@ REMEDIES: Sentences = {
         " (--data_device cpu)."
     ),
     "remedy_smaller_buffer": "Make the replay buffer smaller (fewer steps, pictures as uint8), or keep it in RAM.",
+    "remedy_buffer_on_disk": (
+        "Store each frame of the replay buffer once and as uint8 (stacks share it), compress it, or keep the buffer in"
+        " a memory-mapped file; else make it smaller."
+    ),
     "remedy_smaller_array": (
         "Make this one array smaller (fewer entries at once, or a narrower dtype): its size is that of the request."
     ),

@@ -99,7 +99,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "generates_beside": said_as(
         r"max_completion_length(?:(?!use_vllm)[\s\S]){0,400}gpu_memory_utilization",
         r"use_vllm\W{1,4}true|(?:vllm_|rollout\.)gpu_memory_utilization|\bvllm_mode\b"
-        r"|trl[/\\]trainer[/\\][^\n]*\n[^\n]*\bllm ?= ?llm\("),
+        r"|trl[/\\]trainer[/\\][^\n]*\n[^\n]*\bllm ?= ?llm\("
+        r"|\b(?:grpo|ppo|rloo|rlhf)\b[^.\n]{0,60}\bvllm\b"),
     "of_latents": said_as(
         r"stable[- _]?diffusion|\bunet\b|\bvae\b|dreambooth|controlnet|\bsdxl\b|\bflux[-_. ]?[12d]|\bcogvideo"
         r"|\bltx[-_ ]?v|\bwan[-_ ]?2\.|\bhunyuan(?:[-_ ]?video)?\b(?![-_ ]?a\d)|\bmusubi\b|diffusion-pipe"

@@ -303,7 +303,8 @@ _IS_LOW = re.compile(
 )
 _HAN = re.compile(r"[\u4e00-\u9fff]")
 _ADVICE = re.compile(  # with Chinese between the words
-    r"(?:\bno-|是否有?|如果|检查(?!点)|防止|避免|whether|check|if there (?:is|are)(?: any)?|against)[\s\w*]{0,12}$"
+    r"(?:\bno-|是否有?|如果|检查(?!点)|防止|避免|whether|(?<!\bi )check|if there (?:is|are)(?: any)?"
+    r"|against)[\s\w*]{0,12}$"
     r"|\b(?:prevent\w*|avoid\w*)[\s\w*]{0,22}$|\b(?:no|not|n't|without)\s(?:a |any |the |be |have )?$",
     re.I,
 )

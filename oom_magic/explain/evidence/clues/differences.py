@@ -145,6 +145,23 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"[^.\n]{0,60}",
         r"(?:去掉|关闭|关掉|不用|禁用|注释掉?)[^\n，。]{0,20}(?:就?(?:可以|正常|好了|没问题))",
     ),
+    "broke_by_update": said_as(
+        r"\b(?:after|since|with|following) (?:(?:the|this|that|an?|my|your|last|latest|recent|new(?:est)?) ){0,3}"
+        r"(?:updat|upgrad)\w*"
+        r"(?![^.\n]{0,24}\b(?:still|the same|same (?:error|issue|problem)|(?:did|does)(?:n't| not))\b)",
+        r"\b(?:fine|well|worked|ran|normal\w*) (?:\w+ ){0,3}(?:before|until|prior to) (?:\w+ ){0,3}"
+        r"(?:updat|upgrad)\w*",
+        r"(?:更新|升级)(?:之|以)?后",
+    ),
+    "ram_is_free": said_as(
+        r"(?<!gpu )(?<!video )\b(?:ram|system memory)\b[^.\n]{0,16}\b(?:(?:is |was )?(?:not|n't)|isn't|wasn't) "
+        r"(?:so |that |very )?(?:high|full|used)",
+        r"\b(?:plenty|lots|enough) of (?:free )?(?:system )?ram\b|\bram (?:is|was) (?:low|fine|free)\b",
+    ),
+    "fills_at_import": said_as(
+        r"\bimport(?:s|ing|ed)?\b[^.\n]{0,100}\b(?:gpu )?(?:memory|vram)\b[^.\n]{0,30}"
+        r"\b(?:fill|tak|us|alloc|occup|full|reserv|consum)\w*",
+    ),
     "ran_before": said_as(
         r"\bsame (?:code|script|settings?|parameters?|config\w*|command|batch[ _-]?size|data ?set)\b[^.\n]{0,60}"
         r"\b(?:worked|ran|was running|used to (?:work|run))\b",

@@ -191,6 +191,9 @@ OTHERS_ON_DEVICE: dict[str, re.Pattern[str]] = {
         r"\b(?:other|another|several|two|multiple|\d{1,3})(?: other| different| more)? models?"
         r" (?:is |are |was |were )?(?:also )?(?:running|using|hosted|served|deployed|loaded)",
         r"\b\d{1,3} other models\b",
+        r"\bnot (?:enough )?(?:memory |load |loading |keep |hold )(?:for )?(?:all |both )(?:the |of the )?"
+        r"[^.\n]{0,40}\bmodels?\b",
+        r"\b(?:all|both|two) (?:the )?models (?:at the same time|at once|in memory|on the gpu)\b",
     ),
     "left_over": said_as(
         rf"\b(?:{_GONE})\b[^.\n]{{0,90}}\b(?:{_GPU_MEMORY})\b[^.\n]{{0,50}}\b(?:{_STAYS})",
@@ -215,5 +218,6 @@ OTHERS_ON_DEVICE: dict[str, re.Pattern[str]] = {
         r"\bgpus?\b[^.\n]{0,40}\b(?:are|is|was|were) (?:\w+ )?(?:empty|idle|not (?:in use|used))\b",
         r"显存(?:还有|足够|充足)|显存(?:(?!不|没|未)[^\n，。]){0,6}够(?!吗|么|[^\n，。]{0,4}[?？])",
         r"显存[^\n。]{0,16}占用(?:却|也|都)?(?:很|特别|非常)?(?:低|少|小)",
+        r"显存(?:很|几乎|基本)(?:空|没(?:有)?(?:被)?占用)",
     ),
 }  # fmt: skip

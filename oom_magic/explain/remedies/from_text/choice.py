@@ -349,7 +349,8 @@ def _own_limit(diagnosis: Diagnosis) -> tuple[str, ...]:
 
 def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
     """Remedies when the host's memory ran out: while loading, with offloading, with pinned memory."""
-    found = list(_by_evidence(keys, diagnosis) or _own_limit(diagnosis))
+    found = ["buffer_on_disk" if one == "smaller_buffer" else one for one in _by_evidence(keys, diagnosis)]
+    found = found or list(_own_limit(diagnosis))
     if "SLURM" in diagnosis.systems and {"job_gib", "cpu_gib"} & diagnosis.limits.keys():
         found.append("scheduler_memory")
     if diagnosis.is_loading:
