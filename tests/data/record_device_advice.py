@@ -173,8 +173,6 @@ def file_and_code(cell: str) -> tuple[str, str]:
 
 def described(cells: Sequence[str], remedy: Any) -> dict[str, Any]:
     """A remedy: what it promises, and the notebook's cells with its code."""
-    from tests.gpu.pasting import pasted
-
     found = {
         "key": remedy.key,
         "after": remedy.values.get("after"),
@@ -192,24 +190,39 @@ def described(cells: Sequence[str], remedy: Any) -> dict[str, Any]:
         and remedy.key not in NOT_PASTED
         and "pip install" not in remedy.code
     ):
-        lines = [line for line in remedy.code.splitlines() if not line.startswith("%")]
         try:
-            parts = [file_and_code(one) for one in cells]
-            changed = pasted([code for _, code in parts], "\n".join(lines))
-            found["cells"] = [first + code for (first, _), code in zip(parts, changed, strict=True)]
+            found["cells"] = with_code(cells, remedy.code)
         except Exception as error:
             found["not_pasted"] = repr(error)
     return found
+
+
+def with_code(cells: Sequence[str], code: str) -> list[str]:
+    """The cells with what a remedy shows but for magics pasted into them."""
+    from tests.gpu.pasting import pasted
+
+    parts = [file_and_code(one) for one in cells]
+    lines = [line for line in code.splitlines() if not line.startswith("%")]
+    changed = pasted([code for _, code in parts], "\n".join(lines))
+    return [first + code for (first, _), code in zip(parts, changed, strict=True)]
+
+
+def released_and_changed(code: str) -> tuple[str, str]:
+    """The lines of a remedy that release memory, which are run once, and those that change what is run."""
+    lines = code.splitlines()
+    end = next((at + 1 for at, one in enumerate(lines) if one.startswith("%")), 0)
+    return "\n".join(lines[:end] or ["%oom_free"]), "\n".join(lines[end:])
 
 
 def in_the_same_kernel(shell: Any, cells: Sequence[str], remedy: dict[str, Any]) -> dict[str, Any]:
     """What happens where the user releases what the failed run holds and runs the changed cells again."""
     import ast
 
+    release, code = released_and_changed(remedy["code"])
+    changed = with_code(cells, code)
     whole = [ast.unparse(ast.parse(file_and_code(one)[1])) for one in cells]
-    first = next(at for at, one in enumerate(remedy["cells"]) if file_and_code(one)[1] != whole[at])
-    lines = remedy["code"].splitlines()
-    release = lines[: next((at + 1 for at, one in enumerate(lines) if one.startswith("%")), 0)] or ["%oom_free"]
+    differs = (at for at, one in enumerate(changed) if file_and_code(one)[1] != whole[at])
+    first = next(differs, len(cells) - 1)
 
     def run(*cells: str) -> str | None:
         for cell in cells:
@@ -220,8 +233,8 @@ def in_the_same_kernel(shell: Any, cells: Sequence[str], remedy: dict[str, Any])
         return None
 
     with contextlib.redirect_stdout(io.StringIO()):
-        problem = run("\n".join(release))
-        return {"first_changed": first, "release": problem, **measured(lambda: run(*remedy["cells"][first:]))}
+        problem = run(release)
+        return {"first_changed": first, "release": problem, **measured(lambda: run(*changed[first:]))}
 
 
 def process(*arguments: str, seconds: float) -> dict[str, Any]:

@@ -42,7 +42,10 @@ def pasted(cells: list[str], code: str) -> list[str]:
     if pairs and all(_exchanged(trees, first, last, new) for new, first, last in pairs):
         return [ast.unparse(ast.fix_missing_locations(tree)) for tree in trees]
     added: list[ast.stmt] = []
-    statements = ast.parse(code).body
+    statements = [one for one in ast.parse(code).body if not _put_behind_what_it_changes(trees, one)]
+    imports = [one for one in statements if isinstance(one, (ast.Import, ast.ImportFrom))]
+    trees[0].body[:0] = imports
+    statements = [one for one in statements if one not in imports]
     for statement, following in zip(statements, [*statements[1:], None], strict=True):
         place = next(_places(trees, statement), None)
         before = None if place or not isinstance(following, ast.For) else next(_places(trees, following), None)
@@ -60,6 +63,16 @@ def pasted(cells: list[str], code: str) -> list[str]:
         at = max((at + 1 for at, one in enumerate(work) if used & _made(one)), default=0)
         work.insert(at, statement)
     return [ast.unparse(ast.fix_missing_locations(tree)) for tree in trees]
+
+
+def _put_behind_what_it_changes(trees: list[ast.Module], statement: ast.stmt) -> bool:
+    """Put ``model = model.to(...)`` behind the first statement that makes the model; whether it is such a statement."""
+    names = _made(statement) if isinstance(statement, ast.Assign) else set()
+    read = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    if len(names) != 1 or not names <= read:
+        return False
+    _put_after(trees, None, *names, [statement])
+    return True
 
 
 def _put_after(trees: list[ast.Module], function: str | None, model: str, code: list[ast.stmt]) -> None:
@@ -111,11 +124,14 @@ def _own(statement: ast.stmt) -> set[str]:
 
 def _exchanged_whole(trees: list[ast.Module], new: ast.stmt) -> bool:
     """Put a ``with`` in place of the statements that it has in it; whether they are there."""
-    inside = [ast.unparse(one) for one in new.body] if isinstance(new, ast.With) else []
+    inside = new.body if isinstance(new, ast.With) else []
     for body in (getattr(node, "body", None) for tree in reversed(trees) for node in ast.walk(tree)):
-        texts = [ast.unparse(one) for one in body] if isinstance(body, list) and inside else []
-        for at in range(len(texts) - len(inside) + 1):
-            if texts and texts[at : at + len(inside)] == inside:
+        for at in range(len(body) - len(inside) + 1 if isinstance(body, list) and inside else 0):
+            old = body[at : at + len(inside)]
+            if all(
+                ast.unparse(one) == ast.unparse(other) or _does(one, other)
+                for one, other in zip(old, inside, strict=True)
+            ):
                 body[at : at + len(inside)] = [new]
                 return True
     return False

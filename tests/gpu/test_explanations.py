@@ -169,3 +169,21 @@ def test_code_to_paste_releases_what_the_failed_cell_has_bound(shell, monkeypatc
     shell.run_cell(release, store_history=True)
     assert "loss" not in shell.user_ns
     assert shell.run_cell(HOLDING.replace("rows = 196608", "rows = 98304"), store_history=True).success
+
+
+def test_under_a_limit_what_it_leaves_room_for_counts(shell, monkeypatch) -> None:
+    """What is little of a card may be much of what a process may have of it."""
+    monkeypatch.setenv("OOM_MAGIC_LANG", "en")
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(2**30 / total)
+    try:
+        shell.run_cell("%oom_free\nimport torch\nolder = torch.zeros(2**25, device='cuda')", store_history=True)
+        shell.run_cell("net = torch.nn.Linear(1024, 1024).cuda()", store_history=True)
+        shell.run_cell(HOLDING.replace("196608", "65536").replace("4096", "1024"), store_history=True)
+        first, *_ = (
+            one for one in shell.run_cell("%oom_explain", store_history=True).result.remedies if one.key == "drop_copy"
+        )
+        assert first.code.splitlines()[0] == "del older"
+        assert first.code.splitlines()[1] == "%oom_free --names loss out"
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)

@@ -196,9 +196,10 @@ def _added_to(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def find_in_the_way(
-    names: Mapping[str, Any], needed: Collection[str], locate: Locate, total_bytes: int
+    names: Mapping[str, Any], needed: Collection[str], locate: Locate, room_bytes: int
 ) -> InTheWay | None:
-    """The ``names`` that could be deleted, without those that are ``needed``.
+    """The ``names`` that could be deleted, without those that are ``needed``; None where that would give little of the
+    ``room_bytes`` that PyTorch can have.
 
     ``locate`` finds device memory that was taken before the run. Memory that other names hold as well is not counted.
     """
@@ -212,7 +213,7 @@ def find_in_the_way(
     going = {
         name
         for name, one in reached.items()
-        if name not in needed and sum(one.everything().values()) >= _LEAST_SHARE * total_bytes
+        if name not in needed and sum(one.everything().values()) >= _LEAST_SHARE * room_bytes
     }
     # A name for a part of what they hold goes along, such as a small model with its optimizer.
     held = {address for name in going for address in reached[name].everything()}
@@ -238,6 +239,6 @@ def find_in_the_way(
             going.remove(name)
             known |= reached[name].objects
     num_bytes = sum(storages.values())
-    if num_bytes < _LEAST_SHARE * total_bytes:
+    if num_bytes < _LEAST_SHARE * room_bytes:
         return None
     return InTheWay(tuple(sorted(going)), num_bytes, frozenset(objects - known))

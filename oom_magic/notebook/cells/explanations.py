@@ -47,7 +47,7 @@ def evaluate_remedies(
     report: MemoryReport | None,
 ) -> Iterator[Diagnosis]:
     """The diagnosis with remedies as they are evaluated by dry runs of the cell."""
-    from oom_magic.explain.advice import advise
+    from oom_magic.explain.advice import advise, situation_of
     from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
     from oom_magic.explain.remedies.room import find_in_the_way
     from oom_magic.notebook.cells.releasing import held_by_earlier_errors, names_and_places  # these load torch
@@ -62,7 +62,7 @@ def evaluate_remedies(
     with runner.names.entered(shell) if cell.is_dry else nullcontext(users) as names, heap_set_aside():
         code = code_of(shell, cell.source, names)
         origin, there_before = runner.session if cell.is_dry else None, _locate_before(shell, runner, cell)
-        total = gpu.total_bytes if memory is None else memory
+        room = situation_of(diagnosis, gpu, report, memory, device).usable_bytes
         diagnosis, execute = _with_later_backward(_with_what_is_caught(diagnosis, code), code)
         rehearsal = CellRehearsal(
             execute,
@@ -72,13 +72,13 @@ def evaluate_remedies(
             memory=memory,
             origin=origin,
             start=cell.start,
-            find_in_the_way=lambda needed: find_in_the_way(names, {*needed, *code.read_beside}, there_before, total),
+            find_in_the_way=lambda needed: find_in_the_way(names, {*needed, *code.read_beside}, there_before, room),
             decided=runner.decided(users, names),
             machine={"num_gpus": _num_cards()} if origin is None else origin.hardware.options,
             arguments=code.arguments,
             absent=held,
         )
-        left = _names_left_finder(names, names_and_places(shell, runner)[1], cell.start, total)
+        left = _names_left_finder(names, names_and_places(shell, runner)[1], cell.start, room)
         emptied = as_they_were(diagnosis.growth, names, cell.start)
         yield from advise(diagnosis, rehearsal, gpu, report, device=device, names_left=left, emptied=emptied)
 
@@ -131,7 +131,7 @@ def _as_it_was(growth: Growth, names: Mapping[str, Any], start: StartingPoint | 
 
 
 def _names_left_finder(
-    names: Mapping[str, Any], locate: Locate, start: StartingPoint | None, total_bytes: int
+    names: Mapping[str, Any], locate: Locate, start: StartingPoint | None, room_bytes: int
 ) -> Callable[[], Collection[str]]:
     """A function that finds the variables with which the failed cell still holds memory.
 
@@ -141,7 +141,7 @@ def _names_left_finder(
 
     @cache
     def holding_memory(candidates: frozenset[str]) -> Collection[str]:
-        found = find_in_the_way(names, names.keys() - candidates, locate, total_bytes) if candidates else None
+        found = find_in_the_way(names, names.keys() - candidates, locate, room_bytes) if candidates else None
         return () if found is None else found.names
 
     return lambda: () if start is None else holding_memory(frozenset(start.dropped - start.needed))
