@@ -356,6 +356,44 @@ def test_the_loop_that_a_function_of_the_users_runs_is_shown_under_its_name(tmp_
     assert code.startswith(f"BATCH = 2\n\n{head}") and "/ accumulation).backward()" in code
 
 
+FITTING = """
+class Fit:
+    def __init__(self, net, loader): self.net, self.loader = net, loader
+    def batches(self, number=2):
+        batches = iter(self.loader)
+        for _ in range(number):
+            yield next(batches)
+    def fit(self, steps=2):
+        opt = torch.optim.Adam(self.net.parameters(), lr=1e-3, betas=(0.9, 0.99))
+        for images, labels in {batches}:
+            opt.zero_grad()
+            torch.nn.functional.mse_loss(self.net(images), labels).backward()
+            torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+            opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    "batches", ["self.batches(steps)", "self.batches(number=2)", "self.batches()", "tqdm(self.batches(steps))"]
+)
+def test_a_generator_that_counts_its_batches_gets_as_many_more(batches, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    tmp_path.joinpath("fits.py").write_text(f"import torch\ntqdm = iter\n{FITTING.replace('{batches}', batches)}")
+    monkeypatch.delitem(sys.modules, "fits", raising=False)
+    linecache.clearcache()
+    module = __import__("fits")
+    data = [(torch.randn(2, 4), torch.randn(2, 2)) for _ in range(9)]
+    fit = module.Fit(make(), data)
+    tree = ast.parse("BATCH = 6\nfit.fit()")
+    rehearsal = CellRehearsal(execute, tree, {"fit": fit})
+    rehearsal.parameters["batch"] = find_size_parameters(tree, {"fit": fit}, "batch", 6)[0]
+    code = as_since_3_11(rehearsal.own_code("smaller_batch", VALUES)).split("# in fit:\n")[1]
+    names = {"torch": torch, "tqdm": iter, "self": fit, "steps": 2}
+    exec("opt = torch.optim.Adam(self.net.parameters(), lr=1e-3, betas=(0.9, 0.99))\n" + code, names)
+    whole = [tuple(map(torch.cat, zip(*data[at : at + 3], strict=True))) for at in (0, 3)]
+    assert torch.allclose(fit.net.weight, trained(LOOP, whole)[0], atol=1e-6)
+
+
 ACCUMULATING = """
 for step, (images, labels) in enumerate(loader):
     loss = F.mse_loss(net(images), labels) / {ACCUM}

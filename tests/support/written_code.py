@@ -46,5 +46,5 @@ def rewritten(key, source=LOOP, **names):
     tree = ast.parse(source)
     if key != "smaller_batch":
         return own_code(tree, {"net": make(), **names}, key, VALUES)
-    made = accumulating(tree, VALUES["accumulation"])
+    made = accumulating(tree, names, VALUES["accumulation"])
     return "" if made is None else "\n".join(shown(made, set(map(ast.unparse, tree.body))))

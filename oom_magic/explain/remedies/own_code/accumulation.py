@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from types import MethodType
 from typing import Any, TypeGuard
 
-from oom_magic.explain.live.called import object_of
+from oom_magic.explain.live.called import Called, called_in, object_of
 from oom_magic.explain.remedies.own_code.loops import (
     backwards,
     called_alone,
@@ -17,21 +20,25 @@ from oom_magic.explain.remedies.own_code.loops import (
     training_loops,
 )
 
+_WRAPPING = ("enumerate", "tqdm")  # which go over what they are given
 ACCUMULATED_BATCHES = "accumulate_grad_batches"  # of Lightning's trainer
 
 
-def accumulating(tree: ast.Module, number: int, sizes: Collection[str] = ()) -> ast.Module | None:
-    """A copy of statements with a training loop in which the optimizer steps after so many batches; of several loops
-    in each whose batches depend on ``sizes``.
+def accumulating(
+    tree: ast.Module, names: Mapping[str, Any], number: int, sizes: Collection[str] = ()
+) -> ast.Module | None:
+    """A copy of statements, which see ``names``, with a training loop in which the optimizer steps after so many
+    batches; of several loops in each whose batches depend on ``sizes``.
 
     None where they do not contain one in a known form.
     """
     made = ast.parse(ast.unparse(tree))
     loops = training_loops(made)
+    changed = _depending(made, sizes)
     if len(loops) > 1:
-        sized = _depending(made, sizes)
-        loops = [loop for loop in loops if sized.intersection(_texts(loop))]
-    if not loops or not all(map(_accumulate, loops)):
+        loops = [loop for loop in loops if changed.intersection(_texts(loop))]
+    limits = [[one for one in _limits(loop, names) if one.is_kept(changed)] for loop in loops]
+    if not loops or not all(map(_accumulate, loops, limits)):
         return None
     places = {id(body): (body, at) for body, at in (outermost(made, loop) for loop in reversed(loops))}
     for body, at in places.values():
@@ -39,15 +46,17 @@ def accumulating(tree: ast.Module, number: int, sizes: Collection[str] = ()) -> 
     return ast.fix_missing_locations(made)
 
 
-def with_more_batches(tree: ast.Module, times: Fraction, sizes: Collection[str] = ()) -> ast.Module | None:
-    """A copy of statements whose loop, which accumulates as it is and ends after a number of batches, gets ``times`` as
-    many and makes as many steps; None where no loop ends so, or where its end depends on the changed ``sizes``."""
+def with_more_batches(
+    tree: ast.Module, names: Mapping[str, Any], times: Fraction, sizes: Collection[str] = ()
+) -> ast.Module | None:
+    """A copy of statements, which see ``names``, whose loop accumulates as it is and ends after a number of batches: it
+    gets ``times`` as many and makes as many steps. None where no loop ends so, or its end depends on the changed
+    ``sizes``."""
     made = ast.parse(ast.unparse(tree))
     changed = _depending(made, sizes)
     loops = [node for node in ast.walk(made) if isinstance(node, (ast.For, ast.While))]
-    ended = [
-        _end_later(loop, times, changed) for loop in loops if {"backward", "step"} <= set(map(called_alone, _own(loop)))
-    ]
+    steps = [loop for loop in loops if {"backward", "step"} <= set(map(called_alone, _own(loop)))]
+    ended = [_end_later(loop, _limits(loop, names), times, changed) for loop in steps]
     return ast.fix_missing_locations(made) if any(ended) else None
 
 
@@ -61,27 +70,31 @@ def _own(loop: ast.For | ast.While) -> Iterator[ast.stmt]:
             waiting += [one for name in ("finalbody", "orelse", "body") for one in getattr(statement, name, [])[::-1]]
 
 
-def _end_later(loop: ast.For | ast.While, times: Fraction, changed: set[str]) -> bool:
+def _end_later(
+    loop: ast.For | ast.While, limits: Iterable[Argument], times: Fraction, changed: Collection[str]
+) -> bool:
     """Let a loop make ``times`` as many turns, where it counts them up to what has not ``changed``; whether it does."""
-    limits = list(_limits(loop)) if isinstance(loop, ast.For) else []
+    limits = list(limits)
     if isinstance(loop, ast.For) and _draws_batches(loop) and isinstance(loop.iter, ast.Call):
-        limits += [(loop.iter, 0)] if len(loop.iter.args) == 1 and "len(" not in ast.unparse(loop.iter) else []
-    limits = [(call, at) for call, at in limits if not changed & set(_texts(call.args[at]))]
-    for call, at in limits:
-        more = ast.BinOp(call.args[at], ast.Mult(), ast.Constant(times.numerator))
+        limits += [Argument(loop.iter, 0)] if len(loop.iter.args) == 1 else []
+    limits = [one for one in limits if one.is_kept(changed)]
+    for one in limits:
+        more = ast.BinOp(one.value, ast.Mult(), ast.Constant(times.numerator))
         is_whole = times.denominator == 1
-        call.args[at] = more if is_whole else ast.BinOp(more, ast.FloorDiv(), ast.Constant(times.denominator))
+        one.value = more if is_whole else ast.BinOp(more, ast.FloorDiv(), ast.Constant(times.denominator))
     counted = [ast.unparse(one.target) for one in loop.body if _counts(one)]
     counters = {name: _slower(name, 0, times, False) for name in counted}
-    ends = [loop] if isinstance(loop, ast.While) and not changed & set(_texts(loop.test)) else []
-    found = [_count_slower(one, counters) for one in ends]
+    ends = [loop] if isinstance(loop, ast.While) and not set(changed) & set(_texts(loop.test)) else []
+    found = [_count_slower(end, counters) for end in ends]
     counter, start = _own_counter(loop) if isinstance(loop, ast.For) else ("", 0)
     is_done = False  # the batch that the turn counts
-    for one in _own(loop):
-        is_done |= called_alone(one) == "backward"
-        if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Break) and not changed & set(_texts(one.test)):
+    for statement in _own(loop):
+        is_done |= called_alone(statement) == "backward"
+        if not (isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Break)):
+            continue
+        if not set(changed) & set(_texts(statement.test)):
             own = {counter: _slower(counter, start, times, is_done)} if counter else {}
-            found.append(_count_slower(one, counters | own))
+            found.append(_count_slower(statement, counters | own))
     return bool(limits) or any(found)
 
 
@@ -147,8 +160,9 @@ def _texts(node: ast.AST) -> Iterator[str]:
     return (ast.unparse(one) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute)))
 
 
-def _accumulate(loop: ast.For | ast.While) -> bool:
-    """Let the optimizer step after ``accumulation`` batches; whether that was possible."""
+def _accumulate(loop: ast.For | ast.While, limits: Collection[Argument]) -> bool:
+    """Let the optimizer step after ``accumulation`` batches, of which the loop has up to ``limits``; whether that was
+    possible."""
     made = {node.id for one in loop.body for node in ast.walk(one) if is_stored(node)}
     updates = [one for one in loop.body if is_update(one, made)]
     if not any(called_alone(node) == "step" for one in updates for node in ast.walk(one)):
@@ -163,6 +177,8 @@ def _accumulate(loop: ast.For | ast.While) -> bool:
     if isinstance(loop, ast.While) or _draws_batches(loop):
         return _accumulate_inside(loop, backward, others, updates)
     at = others.index(backward) + 1
+    for one in limits:
+        one.value = ast.BinOp(one.value, ast.Mult(), ast.Name("accumulation"))
     of_steps = _ends_by_steps(loop, others[:at], others[at:])
     condition = ast.parse(f"{_counter(loop)} % accumulation == 0", mode="eval").body
     later = [one for one in others[at:] if one not in of_steps[:-1]]
@@ -198,11 +214,8 @@ def _leads_out(statement: ast.stmt) -> bool:
 
 
 def _ends_by_steps(loop: ast.For, before: list[ast.stmt], later: list[ast.stmt]) -> list[ast.stmt]:
-    """Let a loop that ends after a number of batches make as many steps of the optimizer. Returns those of the
+    """Let a loop that leaves after a number of batches make as many steps of the optimizer. Returns those of the
     statements ``later`` than the backward that then belong to a step: what ends the loop, and what counts for it."""
-    for call, at in _limits(loop):
-        limits = call.args[at : at + 1]
-        call.args[at : at + 1] = [ast.BinOp(one, ast.Mult(), ast.Name("accumulation")) for one in limits]
     counts = {ast.unparse(one.target): one for one in later if _counts(one)}
     counter, start = _own_counter(loop)
     steps = f"(({counter} - {start}) // accumulation + {start})" if start else f"{counter} // accumulation"
@@ -219,14 +232,88 @@ def _ends_by_steps(loop: ast.For, before: list[ast.stmt], later: list[ast.stmt])
     return [one for one in later if one in belong]
 
 
-def _limits(loop: ast.For) -> Iterator[tuple[ast.Call, int]]:
-    """The calls that say how many batches a loop has at most, each with the place of that argument."""
-    name = _called(loop.iter)
-    if isinstance(loop.iter, ast.Call) and name == "islice":
-        yield loop.iter, 1
-    for one in loop.iter.args if isinstance(loop.iter, ast.Call) and name == "zip" else ():
+@dataclass
+class Argument:
+    """What a call is given at a place, or by a name."""
+
+    call: ast.Call
+    place: int | str
+
+    @property
+    def value(self) -> ast.expr:
+        """The expression; a constant of the function's where the call does not give it."""
+        if isinstance(self.place, int):
+            return self.call.args[self.place]
+        return next(one.value for one in self.call.keywords if one.arg == self.place)
+
+    @value.setter
+    def value(self, value: ast.expr) -> None:
+        if isinstance(self.place, int):
+            self.call.args[self.place] = value
+        else:
+            given = next(one for one in self.call.keywords if one.arg == self.place)
+            given.value = value
+
+    def is_kept(self, changed: Collection[str]) -> bool:
+        """Whether it is the same number of batches when what has ``changed`` has."""
+        return "len(" not in ast.unparse(self.value) and not set(changed) & set(_texts(self.value))
+
+
+def _limits(loop: ast.For | ast.While, names: Mapping[str, Any]) -> Iterator[Argument]:
+    """What says how many batches a loop has at most."""
+    node = loop.iter if isinstance(loop, ast.For) else None
+    while isinstance(node, ast.Call) and _called(node) in _WRAPPING and node.args:
+        node = node.args[0]
+    if not isinstance(node, ast.Call):
+        return
+    if _called(node) == "islice" and len(node.args) > 1:
+        yield Argument(node, 1)
+    for one in node.args if _called(node) == "zip" else ():
         if isinstance(one, ast.Call) and _called(one) == "range" and len(one.args) == 1:
-            yield one, 0
+            yield Argument(one, 0)
+    yield from _counted_by_generator(node, names)
+
+
+def _counted_by_generator(call: ast.Call, names: Mapping[str, Any]) -> Iterator[Argument]:
+    """What a function of the user's is given that yields so many batches."""
+    function = object_of(call.func, names)
+    found = next(
+        (one for one in called_in(call, names) if one.function is getattr(function, "__func__", function)), None
+    )
+    if found is None:
+        return
+    loops = [one for one in found.definition.body if isinstance(one, ast.For) and _yields(one)]
+    outside = [one for one in found.definition.body if one not in loops and _yields(one)]
+    match loops:
+        case [ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[ast.Name(id=name)])) as each]:
+            is_one_each = (
+                not outside
+                and [_yields(one) for one in each.body].count(True) == 1
+                and not any(
+                    isinstance(one, (ast.For, ast.While, ast.Break, ast.Continue))
+                    for one in ast.walk(each)
+                    if one is not each
+                )
+            )
+            yield from _given_as(name, call, found, isinstance(function, MethodType)) if is_one_each else ()
+
+
+def _yields(tree: ast.AST) -> bool:
+    return any(isinstance(one, ast.Yield) for one in ast.walk(tree))
+
+
+def _given_as(name: str, call: ast.Call, called: Called, is_bound: bool) -> Iterator[Argument]:
+    """What a call gives a parameter; its default, if that is a constant, becomes an argument."""
+    parameters = [one.arg for one in called.definition.args.args][is_bound:]
+    if name not in parameters or any(isinstance(one, ast.Starred) for one in call.args):
+        return
+    at = parameters.index(name)
+    default = inspect.signature(called.function).parameters[name].default
+    if at >= len(call.args) and all(one.arg != name for one in call.keywords):
+        if type(default) is not int:
+            return
+        call.keywords.append(ast.keyword(name, ast.Constant(default)))
+    yield Argument(call, at if at < len(call.args) else name)
 
 
 def _called(node: ast.expr) -> str:

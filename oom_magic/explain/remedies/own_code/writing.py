@@ -137,34 +137,36 @@ class CodeWriter:
             if self._arguments != words:
                 return f"%run {shlex.join(self._arguments)}"
             sizes = {name for one in overridden for name in (one.label, one.target) if name}
-            longer = with_more_batches(self._tree, times, sizes) if times > 1 else None
+            longer = with_more_batches(self._tree, self._names, times, sizes) if times > 1 else None
             changed = [*targets, *shown(longer or self._tree, before)]
             if accumulation == 1 or before_it > 1 or not changed:
                 code = "\n".join([*changed, *_instead_of(before, longer or self._tree)])
                 elsewhere = self._longer_elsewhere(times, sizes) if code and times > 1 and longer is None else ""
                 return "\n\n".join(filter(None, (code, elsewhere)))
-            tree = accumulating(self._tree, accumulation, sizes)
+            tree = accumulating(self._tree, self._names, accumulation, sizes)
             tree = tree or accumulated_by_trainer(self._tree, self._names, accumulation)
             if tree is not None:
                 return "\n".join([*targets, *shown(tree, before, sizes)])
-        return "\n\n".join(["\n".join(changed), self._loop_elsewhere(accumulation)])
+        return "\n\n".join(["\n".join(changed), self._loop_elsewhere(accumulation, sizes)])
 
-    def _loop_elsewhere(self, accumulation: int) -> str:
+    def _loop_elsewhere(self, accumulation: int, sizes: Collection[str]) -> str:
         """The loop of a function that the cell runs, which accumulates, or what to do."""
         for name, value in list(self._names.items()):
             if is_lightnings_trainer(type(value)) and not name.startswith("_"):
                 return f"{name}.{ACCUMULATED_BATCHES} = {accumulation}"
-        return self._in_function(lambda tree: accumulating(tree, accumulation)) or accumulated_in_words(accumulation)
+        own = {*sizes, *(f"self.{one.rpartition('.')[2]}" for one in sizes)}  # as a method calls them
+        code = self._in_function(lambda tree, names: accumulating(tree, names, accumulation, own))
+        return code or accumulated_in_words(accumulation)
 
     def _longer_elsewhere(self, times: Fraction, sizes: Collection[str]) -> str:
         """The loop of a function that the cell runs, with ``times`` as many batches; "" where none counts."""
-        return self._in_function(lambda tree: with_more_batches(tree, times, sizes))
+        return self._in_function(lambda tree, names: with_more_batches(tree, names, times, sizes))
 
-    def _in_function(self, change: Callable[[ast.Module], ast.Module | None]) -> str:
+    def _in_function(self, change: Callable[[ast.Module, Mapping[str, Any]], ast.Module | None]) -> str:
         """The first function that the cell runs which ``change`` changes, or its loop; "" where there is none."""
         for one in called_in(self._tree, self._names):
             name = one.definition.name
-            tree = change(ast.Module([one.definition], []))
+            tree = change(ast.Module([one.definition], []), one.names)
             if tree is not None:
                 is_notebooks = is_cell(one.file) and getattr(self._names.get(name), "__name__", "") == name
                 is_whole = is_notebooks or len(training_loops(tree)) != 1
