@@ -14,7 +14,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from oom_magic.predict.session import DrySession
@@ -27,6 +27,7 @@ from tests.gpu.notebooks.notebook_cases import CARD_MIB, Notebook
 _PAIR = re.compile(r"((?:(?!#).+\n)+)# instead of (.+?)(?: \.\.\. (.+))?\n")
 # Where code belongs whose model is made by a function, or by the cell itself.
 _PLACE = re.compile(r"# (?:in (\w+), )?after the line that makes (\w+):\n")
+_WITHIN = re.compile(r"\s*# in (?:\w+\.)*(\w+):\n")
 # What is written behind the making of model and optimizer: the price is of both made anew.
 LOADED_SO = frozenset({"lora", "qlora", "half_weights"})
 
@@ -46,9 +47,10 @@ def pasted(cells: list[str], code: str) -> list[str]:
     imports = [one for one in statements if isinstance(one, (ast.Import, ast.ImportFrom))]
     trees[0].body[:0] = imports
     statements = [one for one in statements if one not in imports]
+    parts = _parts(trees, code, statements)
     for statement, following in zip(statements, [*statements[1:], None], strict=True):
-        place = next(_places(trees, statement), None)
-        before = None if place or not isinstance(following, ast.For) else next(_places(trees, following), None)
+        place = next(_places(parts, statement), None)
+        before = None if place or not isinstance(following, ast.For) else next(_places(parts, following), None)
         if place is not None:
             body, at = place
             body[at] = statement
@@ -73,6 +75,14 @@ def _put_behind_what_it_changes(trees: list[ast.Module], statement: ast.stmt) ->
         return False
     _put_after(trees, None, *names, [statement])
     return True
+
+
+def _parts(trees: list[ast.Module], code: str, new: list[ast.stmt]) -> Sequence[ast.AST]:
+    """Where ``code`` belongs: the function that its first line names, unless it is that function; else any cell."""
+    within = _WITHIN.match(code)
+    nodes = (node for tree in reversed(trees) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    found = [node for node in nodes if within and node.name == within[1]]
+    return found[:1] if found and not any(isinstance(one, ast.FunctionDef) for one in new) else trees
 
 
 def _put_after(trees: list[ast.Module], function: str | None, model: str, code: list[ast.stmt]) -> None:
@@ -137,7 +147,7 @@ def _exchanged_whole(trees: list[ast.Module], new: ast.stmt) -> bool:
     return False
 
 
-def _places(trees: list[ast.Module], new: ast.stmt) -> Iterator[tuple[list[ast.stmt], int]]:
+def _places(trees: Sequence[ast.AST], new: ast.stmt) -> Iterator[tuple[list[ast.stmt], int]]:
     """Where a statement stands that ``new`` is meant for, the last cell first: in classes and functions, too."""
     for tree in reversed(trees):
         for node in ast.walk(tree):

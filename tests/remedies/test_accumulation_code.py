@@ -13,6 +13,7 @@ import torch
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.code import code_for
+from oom_magic.explain.remedies.own_code.accumulation import accumulating
 from oom_magic.explain.remedies.own_code.writing import own_code
 from oom_magic.explain.remedies.rehearsal import Variation
 from oom_magic.explain.remedies.size_parameters import find_size_parameters
@@ -478,6 +479,23 @@ def test_a_loop_that_makes_its_batches_makes_as_many_steps():
     assert code.count("for _ in range(accumulation):") == 1 and len(losses) == 9
     whole = [tuple(map(torch.cat, zip(*data, strict=True)))]
     assert torch.allclose(weight, trained(LOOP, whole * 3)[0], atol=1e-6)
+
+
+def test_what_follows_a_step_is_done_once_a_step_where_the_loop_makes_its_batches():
+    """A diffusion model drew its samples as often as gradients were accumulated, before the step."""
+    drawn = LOOP.replace("for images, labels in loader:", "for i in range(3):\n    images, labels = next(drawn)")
+    code = rewritten("smaller_batch", f"{drawn}    if i % 2: samples = draw(net)\n    log(loss)\n")
+    loop = next(one for one in ast.parse(code).body if isinstance(one, ast.For))
+    inside, *behind = map(ast.unparse, (loop.body[0], *loop.body[-2:]))
+    assert "log(loss)" in inside and "draw(net)" not in inside and "samples = draw(net)" in behind[-1]
+
+
+def test_a_loop_that_trains_another_model_inside_is_told_in_words():
+    """A critic's steps came as often as the generator's batches, with batches that were smaller."""
+    inner = "    for _ in range(2):\n        critic(images).sum().backward()\n        critic_optimizer.step()\n"
+    head, turn, rest = LOOP.partition("for images, labels in loader:\n")
+    tree = ast.parse(head + turn + inner + rest)
+    assert accumulating(tree, {}, 3) is None and accumulating(ast.parse(LOOP), {}, 3) is not None
 
 
 def test_an_accelerator_of_an_earlier_cell_accumulates_more_batches():

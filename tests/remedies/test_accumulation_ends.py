@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
+from oom_magic.explain.remedies.rehearsal import Variation
 from oom_magic.explain.remedies.size_parameters import find_size_parameters
+from oom_magic.predict.what_if.loop_changes import AccumulatedGradients
 from tests.support.written_code import VALUES, make
 
 ENDED = """
@@ -66,3 +68,33 @@ def test_a_loop_that_accumulates_and_ends_after_a_number_of_batches_makes_as_man
         seen = {"torch": torch, "net": net, "opt": opt, "loader": data, "number": 0, "STEPS": steps}
         exec(written, {**seen, "together": contextlib.nullcontext, "itertools": itertools})
     assert counted == [2, 2, batches, batches]
+
+
+KEPT = """
+net = nn.Sequential(nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 8)).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+data = torch.randn(8192, 64)
+kept = []
+for epoch in range(2):
+    net.train()
+    for images in torch.utils.data.DataLoader(data, batch_size=2048):
+        net(images.cuda()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    net.eval()
+    for part in range(8 - 8 * epoch):
+        kept.append(net(torch.randn(1024, 64, device="cuda")).sum())
+"""
+
+
+def test_smaller_batches_are_followed_as_far_as_the_run_that_evaluates_between_its_steps():
+    """They made more steps than were followed: what an evaluation had kept was never reached, and it fitted."""
+
+    def execute(tree, names):
+        exec(compile(tree, "<ipython-input-1-k>", "exec"), names)
+
+    rehearsal = CellRehearsal(execute, ast.parse(KEPT), {"torch": torch, "nn": torch.nn}, gpu="T4")
+    rehearsal.begin([], 200 * 2**20)
+    smaller = Variation(((AccumulatedGradients(), {}),), {"batch": 512}, batches=(2, 2))
+    assert rehearsal.is_step and rehearsal.sizes["batch"] == 2048
+    assert rehearsal.run(smaller).peak_allocated_bytes > 8 * 1024 * 4096 * 4  # what is kept

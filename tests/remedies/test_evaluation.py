@@ -36,7 +36,8 @@ class Run:
     """A training run; a smaller batch, checkpointing and mixed precision halve what a step takes."""
 
     accumulation = 1
-    is_evaluation = runs_frozen = keeps_no_graph = is_of_job = steps_differ = may_evaluate = compares_samples = False
+    is_evaluation = is_step = runs_frozen = keeps_no_graph = is_of_job = steps_differ = False
+    may_evaluate = compares_samples = False
     calls_followed = samples_compared = 0
     has_failed, kept_by_turns = False, (0, 0)
     names: dict[str, str] = {}  # noqa: RUF012
@@ -187,6 +188,26 @@ def test_where_the_mended_line_leaves_the_card_safe_nothing_else_is_rehearsed():
     growth = Growth("losses", "losses.append(loss)", "cell:3", 9, need(8), True, fixed="losses.append(loss.item())")
     remedies = [one.key for one in evaluated(Leaking(), need(32) // 4, growth=growth)]
     assert remedies[0] == "detach" and set(remedies) <= {"detach", "larger_card", "fsdp"}
+
+
+def test_where_code_goes_on_with_tensors_the_mended_line_keeps_tensors():
+    """total += loss.item() was shown although the loop's caller reads total.item(); nothing else was tried."""
+
+    class ReadLater(Run):
+        def check(self, variation):
+            if variation.mended is None:
+                super().check(variation)
+
+        def run(self, variation):
+            if variation.mended is None:
+                return super().run(variation)
+            if ".item()" in variation.mended.fixed:
+                raise NotEvaluatedError(Evidence("reason_failed", {"error": "AttributeError"}))
+            return self._report(2)
+
+    growth = Growth("total", "total += loss", "cell:3", 9, need(8), True, fixed="total += loss.item()")
+    first, *_ = evaluated(ReadLater(), need(32) // 4, growth=growth)
+    assert (first.key, first.values["line"], first.fits) == ("detach", "total += loss.detach()", True)
 
 
 def test_where_the_first_steps_fit_an_evaluation_after_them_is_followed():

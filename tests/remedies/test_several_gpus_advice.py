@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import threading
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.code import code_for
 from oom_magic.explain.remedies.own_code.loops import frozen_without_gradients
 from oom_magic.explain.remedies.own_code.models import own_names
+from oom_magic.explain.remedies.own_code.writing import CodeWriter
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Variation
 from oom_magic.predict.what_if import placement_changes
 from oom_magic.predict.what_if.change import Change
@@ -280,3 +282,29 @@ def test_a_teacher_in_a_function_of_the_step_needs_no_graph_but_for_what_is_trai
     covered = [ast.unparse(one.body) for one in ast.walk(ast.parse(code)) if isinstance(one, ast.With)]
     alone = ["known = teacher(x)"] if known else []
     assert covered == [*alone, *(["seen = teacher(made)"] if known and made.startswith("torch") else [])]
+
+
+class _Library(threading.Thread):
+    """Stands for a trainer: its class's ``start`` is not the user's."""
+
+
+def test_a_teacher_in_a_loss_that_a_trainer_calls_gets_its_no_grad_there() -> None:
+    """Its code were settings of the trainer's evaluation, which the step never reads."""
+    source = """
+class Distilled(_Library):
+    def compute_loss(self, model, inputs):
+        out = model(inputs)
+        known = self.teacher(inputs)
+        seen = self.teacher(out)
+        return (out - known).square().sum() + seen.sum()
+"""
+    names: dict[str, Any] = {"_Library": _Library}
+    lines = source.splitlines(keepends=True)
+    linecache.cache["<ipython-input-9-t>"] = (len(source), None, lines, "<ipython-input-9-t>")
+    exec(compile(source, "<ipython-input-9-t>", "exec"), names)
+    names["trainer"] = names["Distilled"]()
+    names["trainer"].teacher = torch.nn.Linear(8, 8).eval()
+    code = CodeWriter(ast.parse("trainer.start()"), names, []).no_grad(True, True, None)
+    assert code is not None and code.startswith("# in compute_loss:\ndef compute_loss(self, model, inputs):")
+    covered = [ast.unparse(one.body) for one in ast.walk(ast.parse(code)) if isinstance(one, ast.With)]
+    assert covered == ["known = self.teacher(inputs)"]

@@ -123,6 +123,7 @@ def _functions_of(value: Any) -> Iterator[tuple[FunctionType, Any]]:
         yield from _functions_of(value.func)
     elif isinstance(value, MethodType):
         yield from _plain(value.__func__, value.__self__)
+        yield from _called_back(value)
     elif isinstance(value, FunctionType):
         yield from _plain(value, None)
     elif isinstance(value, sys.modules["torch"].nn.Module):
@@ -132,6 +133,16 @@ def _functions_of(value: Any) -> Iterator[tuple[FunctionType, Any]]:
                 yield from _functions_of(hook)
     elif not inspect.isclass(value):
         yield from _plain(inspect.getattr_static(type(value), "__call__", None), value)
+
+
+def _called_back(method: MethodType) -> Iterator[tuple[FunctionType, Any]]:
+    """The methods of the user's that a library's method of the same object may run, as a trainer runs those of its
+    subclass."""
+    owner, code = method.__self__, getattr(method.__func__, "__code__", None)
+    is_librarys = code is not None and not is_users_file(code.co_filename)
+    if is_librarys and not isinstance(owner, (type, sys.modules["torch"].nn.Module)):
+        own = [one for kind in type(owner).__mro__ for one in vars(kind).values() if isinstance(one, FunctionType)]
+        yield from ((one, owner) for one in own if is_users_file(one.__code__.co_filename))
 
 
 def _plain(function: Any, owner: Any) -> Iterator[tuple[FunctionType, Any]]:

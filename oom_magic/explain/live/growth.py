@@ -90,6 +90,20 @@ class Growth:
         return {one.run or one.code: one.fixed for one in together} | reads
 
     @property
+    def as_tensors(self) -> Growth | None:
+        """The same with tensors without graphs in place of numbers, for code that goes on with tensors; None where no
+        line keeps numbers."""
+        fixed = [one.fixed.replace(".item()", ".detach()") for one in (self, *self.beside)]
+        made = [replace(one, fixed=new) for one, new in zip((self, *self.beside), fixed, strict=True)]
+        has_numbers = any(one.fixed != new.fixed for one, new in zip((self, *self.beside), made, strict=True))
+        return replace(made[0], beside=tuple(made[1:])) if has_numbers else None
+
+    @property
+    def alone(self) -> Growth | None:
+        """The same with no other line fixed; None where none is."""
+        return replace(self, beside=()) if self.beside else None
+
+    @property
     def lines(self) -> Mapping[str, str]:
         """What to show of the fixed lines: ``fixed`` and ``line`` in a sentence; ``pairs`` as code, each of them over
         what it stands for."""

@@ -6,7 +6,7 @@ import ast
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -14,18 +14,24 @@ from typing import TYPE_CHECKING, Any
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.called import called_in
 from oom_magic.explain.live.growth import Growth
-from oom_magic.explain.live.mending import is_in, mended
-from oom_magic.explain.remedies.own_code.dtype import in_single_precision, single_precision
-from oom_magic.explain.remedies.own_code.loops import frozen_without_gradients, own_arguments
+from oom_magic.explain.live.mending import is_in
+from oom_magic.explain.remedies.own_code.dtype import in_single_precision
+from oom_magic.explain.remedies.own_code.loops import own_arguments
 from oom_magic.explain.remedies.own_code.models import MadeInside, own_names
 from oom_magic.explain.remedies.own_code.other_cells import (
     EVALUATES,
     arguments_of_earlier_cells,
     speaks_of_training,
 )
-from oom_magic.explain.remedies.own_code.placement import layers_moved, own_placement
+from oom_magic.explain.remedies.own_code.placement import own_placement
 from oom_magic.explain.remedies.own_code.rows import leading_rows
-from oom_magic.explain.remedies.own_code.writing import CodeWriter, accumulated_in_words, chains_in, own_code
+from oom_magic.explain.remedies.own_code.writing import (
+    CodeWriter,
+    accumulated_in_words,
+    chains_in,
+    own_code,
+    rewritten_cell,
+)
 from oom_magic.explain.remedies.rehearsal import (
     STEPS,
     UNLIMITED,
@@ -122,7 +128,7 @@ class CellRehearsal:
         self._leaves_evaluations = True
         self.sizes: Mapping[str, int] = {}
         self.accumulation, self.steps_differ, self.calls_followed = 1, False, 0
-        self.samples_compared, self.kept_by_turns = 0, (0, 0)
+        self.samples_compared, self.kept_by_turns, self._evaluates_between = 0, (0, 0), False
         self._most_seconds = math.inf
 
     def begin(self, changes: Sequence[Change], enough_bytes: int, is_brief: bool = False) -> MemoryReport:
@@ -147,6 +153,7 @@ class CellRehearsal:
         left = training.turns.left
         self.kept_by_turns = (0, 0) if left is None else left.kept(report.timeline)
         self._fullest = training.fullest_call(report)
+        self._evaluates_between = training.evaluates_between(report)
         self._beside = training.calls_beside(report, self._fullest)
         self.sizes = {} if self._fullest is None else sizes_of_inputs(self._fullest.inputs)
         self.accumulation = self._survey.batches_per_step
@@ -196,6 +203,11 @@ class CellRehearsal:
             return "batch" in self.sizes  # of rows
         is_trained = self._trains_at_peak or (fullest.has_gradients and self._trains_so)
         return not is_trained or self._never_trains
+
+    @property
+    def is_step(self) -> bool:
+        """Whether a model in training mode ran with a graph at the peak."""
+        return self._fullest is not None and self._fullest.is_training and self._fullest.has_gradients
 
     @property
     def _never_trains(self) -> bool:
@@ -249,6 +261,16 @@ class CellRehearsal:
         return [*own, *(one for one in found if own_placement(self._tree, _BY_HAND, one.values, chains))]
 
     def run(self, variation: Variation) -> MemoryReport:
+        """Execute the cell again, changed, and follow it as far: smaller batches make more steps."""
+        before, batch = self._num_steps, variation.sizes.get("batch")
+        if batch and self._evaluates_between and isinstance(before, int):
+            self._num_steps = -(-before * self.sizes["batch"] // (batch * variation.batches[0]))
+        try:
+            return self._run(variation)
+        finally:
+            self._num_steps = before
+
+    def _run(self, variation: Variation) -> MemoryReport:
         """Execute the cell again, changed; sizes by their parameters, else by slicing the model's inputs."""
         from oom_magic.predict.what_if.loop_changes import ShorterInputs
 
@@ -345,13 +367,11 @@ class CellRehearsal:
         """The cell's statements with the remedy; for a size, the statement that sets it."""
         what = _SIZE_OF.get(key)
         if what is None:
-            if key == "no_grad" and "after" in values:
-                has_trained = self._survey is None or self._survey.has_trained
-                return "" if has_trained else self._writer.without_graph(self.parameters["batch"], values["after"])
-            if key == "no_grad" and self.runs_frozen:
-                return self._writer.rewritten(frozen_without_gradients)
-            if key == "no_grad" and (self._survey is None or self._survey.has_trained):
-                return self._writer.without_gradients()
+            if key == "no_grad":
+                size = (self.parameters["batch"], values["after"]) if "after" in values else None
+                may_train = self._survey is None or self._survey.has_trained
+                if (own := self._writer.no_grad(may_train, self.runs_frozen, size)) is not None:
+                    return own
             if key.startswith("single_weights"):
                 return in_single_precision(self._tree, self._names) or None
             own = self._writer.rewritten(lambda code, seen: own_code(code, seen, key, values))
@@ -416,24 +436,6 @@ class CellRehearsal:
         shared = {"origin": self._origin, "start": self._start, "known_outputs": known}
         return {**self._card, **UNLIMITED, **shared}
 
-    @contextlib.contextmanager
-    def _rewritten_cell(
-        self, overridden: Mapping[SizeParameter, int], growth: Growth | None, written: Sequence[Change]
-    ) -> Iterator[None]:
-        """The cell and its names as a variation has them, for a while."""
-        with contextlib.ExitStack() as stack:
-            if growth is not None:
-                stack.enter_context(mended(growth, self._tree, self._names))
-            for parameter, value in overridden.items():
-                stack.enter_context(parameter.override(self._tree, self._names, value))
-            for change in written:
-                stack.enter_context(
-                    single_precision(self._tree, self._names)
-                    if change.is_written
-                    else layers_moved(self._tree, change.values["number"], chains_in(self._names))
-                )
-            yield
-
     def _execute(
         self,
         changes: Sequence[Change],
@@ -449,7 +451,7 @@ class CellRehearsal:
             """The cell, changed; what it does to the names is undone by the session."""
             if dropped is not None:
                 dropped.leave(self._names)
-            with self._rewritten_cell(overridden, growth, written):
+            with rewritten_cell(self._tree, self._names, overridden, growth, written):
                 rebound = ReboundNames(self._names, session.fake_gpu, leaves)
                 self._call(rebound.watched(self._tree), self._names)
 

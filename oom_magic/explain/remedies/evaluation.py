@@ -318,7 +318,7 @@ class RemedyEvaluator:
 
     def _shrinking(self, what: str) -> tuple[str, int, str]:
         """Key, cost and effect on speed of making a size smaller."""
-        return shrinking(what, self._is_evaluation, self._rehearsal.compares_samples)
+        return shrinking(what, self._is_evaluation and not self._rehearsal.is_step, self._rehearsal.compares_samples)
 
     def _evaluated(self, candidate: RemedySpec, is_wanted: bool = False) -> Iterator[Remedy]:
         """The remedy of a candidate; None where it does not apply or saves nothing."""
@@ -339,8 +339,8 @@ class RemedyEvaluator:
             if report.is_upper_bound and not self._baseline.is_upper_bound:
                 raise NotEvaluatedError(Evidence("reason_followed_as_eager"))
         except NotEvaluatedError as error:
-            if candidate.alone is not None:
-                yield from self._evaluated(candidate.alone, is_wanted)
+            if candidate.otherwise is not None:
+                yield from self._evaluated(candidate.otherwise, is_wanted)
             elif error.applies and (candidate.variation.sizes or not error.is_of_code):  # what raises is no remedy
                 yield replace(remedy, note=error.reason)
             return

@@ -153,6 +153,10 @@ class Rehearsal(Protocol):
         """Whether a model in evaluation mode ran at the peak; known from ``begin`` on."""
 
     @property
+    def is_step(self) -> bool:
+        """Whether a model in training mode ran with a graph at the peak; known from ``begin`` on."""
+
+    @property
     def runs_frozen(self) -> bool:
         """Whether a model in evaluation mode kept a graph beside one that was trained; known from ``begin`` on."""
 
@@ -202,7 +206,7 @@ class SetupRehearsal:
     """The training code that a TrainingSetup writes."""
 
     is_evaluation = keeps_no_graph = is_of_job = steps_differ = may_evaluate = compares_samples = False
-    runs_frozen = has_failed = False
+    is_step = runs_frozen = has_failed = False
     calls_followed = samples_compared = 0
     kept_by_turns = 0, 0
 

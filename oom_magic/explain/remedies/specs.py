@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -58,12 +58,12 @@ class RemedySpec:
     combines: bool = True
 
     @property
-    def alone(self) -> RemedySpec | None:
-        """The same with only the line fixed that grows most; None where there is none."""
+    def otherwise(self) -> RemedySpec | None:
+        """The lines that grow fixed in another way, where code fails with them as they are fixed: with tensors in place
+        of numbers, or only the line that grows most; None where there is no other."""
         growth = None if self.variation is None else self.variation.mended
-        if growth is None or not growth.beside:
-            return None
-        return next(_of_growth(replace(growth, beside=())))
+        other = None if growth is None else growth.as_tensors or growth.alone
+        return None if other is None else next(_of_growth(other))
 
     @property
     def needs_graph(self) -> bool:

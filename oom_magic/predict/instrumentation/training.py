@@ -129,6 +129,14 @@ class Training:
         walked = made[timeline.phase[timeline.order[made]] == PHASES.index(Phase.BACKWARD)]
         return [call for call in calls if call.position - first > walked.max(initial=-1)]
 
+    def evaluates_between(self, report: MemoryReport) -> bool:
+        """Whether a model was called in evaluation mode before a report's peak, which is not in one of the first
+        steps: that many had to be followed to see what an evaluation between them takes."""
+        first, peak = self.begins_at[0] if self.begins_at else 0, report.peak_position
+        num_ended = sum(end <= peak for end in report.timeline.positions(MarkKind.STEP_END))
+        calls = (call for call in self.model_calls if call.is_model and not call.is_training)
+        return num_ended >= LIKE_STEPS and any(call.position - first <= peak for call in calls)
+
     @contextmanager
     def followed(self) -> Iterator[None]:
         """Follow the training loop while the user's code runs in the block."""

@@ -1,4 +1,5 @@
-"""Notebooks around libraries: what accelerate gathers, what a generator draws, a script of a small project."""
+"""Notebooks around libraries: what accelerate gathers, what a generator draws, a script of a small project,
+what a trainer's loss computes."""
 
 from __future__ import annotations
 
@@ -172,4 +173,46 @@ if __name__ == "__main__":
     main()
 """,
     },
+)
+
+NOTEBOOKS["teacher in a trainer's loss"] = Notebook(
+    (
+        """
+import torch, torch.nn as nn, torch.nn.functional as F
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+torch.manual_seed(0)
+big = BertConfig(hidden_size=512, num_hidden_layers=10, num_attention_heads=8, intermediate_size=2048, vocab_size=8000, num_labels=4)
+small = BertConfig(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024, vocab_size=8000, num_labels=4)
+teacher = BertForSequenceClassification(big).cuda()
+teacher.eval()
+student = BertForSequenceClassification(small)
+class Texts(torch.utils.data.Dataset):
+    def __len__(self):
+        return 512
+    def __getitem__(self, i):
+        g = torch.Generator().manual_seed(i)
+        return {"input_ids": torch.randint(5, 8000, (256,), generator=g), "attention_mask": torch.ones(256, dtype=torch.long), "labels": i % 4}
+class DistillTrainer(Trainer):
+    def __init__(self, *args, teacher=None, temperature=2.0, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.teacher, self.temperature = teacher, temperature
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        out = model(**inputs)
+        {FROZEN}t = self.teacher(**inputs)
+        T = self.temperature
+        kd = F.kl_div(F.log_softmax(out.logits / T, -1), F.softmax(t.logits / T, -1), reduction="batchmean") * T * T
+        loss = 0.5 * out.loss + 0.5 * kd
+        return (loss, out) if return_outputs else loss
+""",
+        """
+args = TrainingArguments("out", per_device_train_batch_size=32, max_steps=4, report_to=[], save_strategy="no", dataloader_pin_memory=False, disable_tqdm=True)
+trainer = DistillTrainer(model=student, args=args, train_dataset=Texts(), teacher=teacher)
+trainer.train()
+""",
+    ),
+    {"FROZEN": ""},
+    FILLED,
+    names("no_grad"),
+    {"no_grad": put(FROZEN="with torch.no_grad(): ")},
+    reads_values=True,
 )

@@ -35,6 +35,8 @@ def accumulating(
     made = ast.parse(ast.unparse(tree))
     loops = training_loops(made)
     changed = _depending(made, sizes)
+    if any(loop is not one and loop in ast.walk(one) for one in loops for loop in loops):
+        return None  # the inner one makes several steps with a batch, or for one of the outer
     if len(loops) > 1:
         loops = [loop for loop in loops if changed.intersection(_texts(loop))]
     limits = [[one for one in _limits(loop, names) if one.is_kept(changed)] for loop in loops]
@@ -192,15 +194,18 @@ def _accumulate(loop: ast.For | ast.While, limits: Collection[Argument]) -> bool
 def _accumulate_inside(
     loop: ast.For | ast.While, backward: ast.stmt, others: list[ast.stmt], updates: list[ast.stmt]
 ) -> bool:
-    """The same where each turn makes its batch itself: those of a step in a loop inside. What ends the loop, or counts
-    its turns, stays outside."""
+    """The same where each turn makes its batch itself: those of a step in a loop inside. What ends the loop, counts its
+    turns or follows the step without reading what was made of a batch, as drawing samples does, stays outside."""
     if isinstance(loop, ast.While) and any(isinstance(node, (ast.Call, ast.NamedExpr)) for node in ast.walk(loop.test)):
         return False  # it may get the batch
     at = others.index(backward) + 1
     first = next((number for number, one in enumerate(others[:at]) if not _leads_out(one)), at)
     if any(map(_leads_out, others[first:at])):
         return False
-    after = [one for one in others[at:] if _leads_out(one) or _counts(one)]
+    made = {node.id for one in others[: at - 1] for node in ast.walk(one) if is_stored(node)}
+    step = next(at for at, one in enumerate(loop.body) if one in updates and "step" in map(called_alone, ast.walk(one)))
+    behind = [one for one in loop.body[step:] if not made.intersection(_texts(one))]
+    after = [one for one in others[at:] if _leads_out(one) or _counts(one) or one in behind]
     inside = [one for one in others[first:] if one not in after]
     each = ast.For(ast.Name("_"), ast.parse("range(accumulation)", mode="eval").body, inside, [])
     loop.body = [*others[:first], each, *updates, *after]

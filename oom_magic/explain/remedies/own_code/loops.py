@@ -312,16 +312,34 @@ def frozen_without_gradients(tree: Code, names: Mapping[str, Any]) -> str:
     return ""
 
 
-def _frozen_under_no_grad(body: list[ast.stmt], names: Mapping[str, Any], trained: set[str]) -> bool:
+def frozen_in_function(tree: Code, names: Mapping[str, Any]) -> str:
+    """A function that a library calls for a step's loss, with ``no_grad`` around the calls of models in evaluation
+    mode; "" for others. What its arguments make is trained."""
+    if isinstance(tree, ast.Module):
+        return ""
+    made = ast.parse(ast.unparse(tree))
+    given = arguments_of(tree) - names.keys()
+    is_any = _frozen_under_no_grad(vars(made.body[0])["body"], names, set(), given)
+    return ast.unparse(ast.fix_missing_locations(made)) if is_any else ""
+
+
+def _frozen_under_no_grad(
+    body: list[ast.stmt], names: Mapping[str, Any], trained: set[str], given: Collection[str] = ()
+) -> bool:
     """Put the statements of a body that only call models in evaluation mode under ``no_grad``; whether there are any.
 
-    What is made from names that are ``trained``, of outputs with a graph, is added to them.
+    What is made from names that are ``trained``, of outputs with a graph, is added to them. ``given``: as
+    ``runs_model`` has it.
     """
     is_any = False
     for at, statement in enumerate(body):
         modes = _modes_called(statement, names)
         nodes = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
-        if any(modes) or any(node.id in trained for node in nodes) or (not modes and runs_model(statement, names)):
+        if (
+            any(modes)
+            or any(node.id in trained for node in nodes)
+            or (not modes and runs_model(statement, names, given))
+        ):
             trained |= {node.id for node in nodes if is_stored(node)}
         elif modes and isinstance(statement, ast.Assign):
             body[at], is_any = _under_no_grad([statement]), True

@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.live.called import called_in, methods_given
+from oom_magic.explain.live.mending import mended
 from oom_magic.explain.remedies.code import IN_A_LOOP, bound_in, code_for, lacks_names, placed_after, rebinds_model
 from oom_magic.explain.remedies.own_code.accumulation import (
     ACCUMULATED_BATCHES,
@@ -19,11 +20,14 @@ from oom_magic.explain.remedies.own_code.accumulation import (
     with_more_batches,
 )
 from oom_magic.explain.remedies.own_code.autocast import under_autocast
+from oom_magic.explain.remedies.own_code.dtype import single_precision
 from oom_magic.explain.remedies.own_code.loops import (
     OPTIMIZERS,
     Code,
     copied,
     evaluations_without_gradients,
+    frozen_in_function,
+    frozen_without_gradients,
     is_module,
     loop_of,
     shown,
@@ -35,11 +39,13 @@ from oom_magic.explain.remedies.own_code.loops import (
 )
 from oom_magic.explain.remedies.own_code.optimizers import optimizer_of_adapters, with_optimizer_exchanged
 from oom_magic.explain.remedies.own_code.parts import given_rows, in_parts, with_edges_drawn
-from oom_magic.explain.remedies.own_code.placement import own_placement, with_gradient_sync_set
+from oom_magic.explain.remedies.own_code.placement import layers_moved, own_placement, with_gradient_sync_set
 from oom_magic.user_code import is_cell
 
 if TYPE_CHECKING:
+    from oom_magic.explain.live.growth import Growth
     from oom_magic.explain.remedies.size_parameters import SizeParameter
+    from oom_magic.predict.what_if.change import Change
 
 _ADAPTERS = ("lora", "qlora")
 
@@ -59,6 +65,29 @@ def own_code(tree: Code, names: Mapping[str, Any], key: str, values: Mapping[str
         return under_autocast(tree, names, values["dtype"])
     found = training_block(tree) if key == "dropped_outputs" else None
     return "" if found is None else with_outputs_dropped(copied(found))
+
+
+@contextlib.contextmanager
+def rewritten_cell(
+    tree: ast.Module,
+    names: dict[str, Any],
+    overridden: Mapping[SizeParameter, int],
+    growth: Growth | None,
+    written: Sequence[Change],
+) -> Iterator[None]:
+    """A cell and its names with other sizes, a fixed line and changes that are written into it, for a while."""
+    with contextlib.ExitStack() as stack:
+        if growth is not None:
+            stack.enter_context(mended(growth, tree, names))
+        for parameter, value in overridden.items():
+            stack.enter_context(parameter.override(tree, names, value))
+        for change in written:
+            stack.enter_context(
+                single_precision(tree, names)
+                if change.is_written
+                else layers_moved(tree, change.values["number"], chains_in(names))
+            )
+        yield
 
 
 class CodeWriter:
@@ -111,6 +140,19 @@ class CodeWriter:
         code = self.rewritten(lambda tree, names: own_placement(tree, key, values, chains_in(names)))
         loops = self.rewritten(lambda tree, _: with_gradient_sync_set(tree)) if code and key == "fully_sharded" else ""
         return "\n\n".join(filter(None, (code, loops)))
+
+    def no_grad(
+        self, has_trained: bool, runs_frozen: bool, size: tuple[SizeParameter | None, int] | None
+    ) -> str | None:
+        """What runs without a graph, with another ``size`` or as it is, under ``no_grad``: models in evaluation mode in
+        a step of training, else loops that evaluate; "" where it cannot be written, None where all of the cell may be.
+        """
+        if size is not None:
+            return "" if has_trained else self.without_graph(*size)
+        if not (has_trained or runs_frozen):
+            return None
+        ways = (frozen_without_gradients, frozen_in_function) if runs_frozen else ()
+        return next(filter(None, map(self.rewritten, ways)), "") or self.without_gradients()
 
     def without_gradients(self) -> str:
         """The loops that evaluate beside a training, of the cell or a function that it runs, under ``no_grad``."""
