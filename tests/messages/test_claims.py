@@ -351,6 +351,34 @@ from oom_magic.explain.explainer import explain
             id="a replay buffer in RAM",
         ),
         pytest.param(
+            "vLLM fails before model weights are loaded: the torch environment takes 23 GiB.\ntorch.cuda.OutOfMemoryError: CUDA out of"
+            " memory. Tried to allocate 23.04 GiB (GPU 0; 23.52 GiB total; 0 bytes free)", ["before model"],
+            ["smaller share", "half at once"], id="before weights are loaded",
+        ),
+        pytest.param(
+            "It works on jax==0.4.13 but fails with an OOM on jax==0.5.3:\nfor ii in range(num_blocks):\n    carry, _ ="
+            " jax.remat(lambda c: lax.scan(step_fn, c, indices))(carry)", ["does not say"], ["detach"], id="no state of autograd's",
+        ),
+        pytest.param(
+            "predict_system.py with PaddleOCR\nResourceExhaustedError: Fail to alloc memory of 564023296 size, error code is 12. (at"
+            " paddle/fluid/memory/detail/system_allocator.cc:66)", ["memory \\(RAM\\) ran out"], ["TensorFlow"], id="Paddle on the CPU",
+        ),
+        pytest.param(
+            "I feed files to the API one by one, but there is a memory leak after 5,000 loops (on a CPU machine with 32G ram):"
+            " onnxruntime::BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 14304160000",
+            ["in one piece"], ["CUDAExecution", "keeps memory alive"], id="no leak asks for so much at once",
+        ),
+        pytest.param(
+            "llama-server with gemma3 on an RTX 3060 (12GB): an image causes a CUDA OOM crash, as the vision stack is loaded lazily and"
+            " cannot overflow to system ram; because the fit algorithm has otherwise filled vram already, it crashes", [],
+            ["RAM\\) ran out"], id="what cannot go to RAM has not filled it",
+        ),
+        pytest.param(
+            "llava: CUDA error: out of memory when providing an image\nllama_new_context_with_model: n_ctx = 2048\nllm_load_tensors: offloaded 6/33 layers to GPU\nmsg=\"Starting"
+            " llama main loop\"\n[GIN] 2024/02/23 - 10:01:27 | 200 |    4.0520283s |       127.0.0.1 | POST     \"/api/chat\"",
+            ["num_gpu"], ["loaded weights", "-ngl"], id="a server that answered has its weights",
+        ),
+        pytest.param(
             "CUDA out of memory. Tried to allocate 2.00 GiB on my JAX and torch run, with os.environ['XLA_PYTHON_CLIENT_PREALLOCATE']"
             " = 'false'; JAX still takes 75 % of the memory", [], ["PREALLOCATE"], id="a line that stands there is not proposed",
         ),

@@ -36,6 +36,7 @@ RESTS_ON: Mapping[str, tuple[str, ...]] = {
     "told_no_grad": ("lacks_no_grad",),
     "told_embeddings": ("embeds_many",),
     "told_share": ("names_share",),
+    "told_before_loading": ("before_loading",),
     "told_at_import": ("fills_at_import",),
     "told_higher_limit": ("higher_limit_helps",),
     "told_smaller_model": ("smaller_model_works",),

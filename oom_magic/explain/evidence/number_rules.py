@@ -132,7 +132,7 @@ def _too_big_request(failure: Failure, clues: Clues) -> Iterator[Support]:
     if clues.tensor:
         yield Support(TENSOR_CAUSES[clues.tensor], 0.6, evidence)
     else:
-        yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.97, evidence)
+        yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.97 if requested > capacity else 0.7, evidence)
 
 
 def is_overflow(failure: Failure) -> bool:

@@ -223,7 +223,7 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
         state: dict[str, int | str] = {
             "count": f"{clues.num_trained:,}",
             "state_bytes": clues.num_trained * _ADAM_BYTES,
-            "total_bytes": card,
+            "total_bytes": _as_written(card, failure),
         }
         yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("trained_fill_card", state))
     if "smaller_model_works" in told and not _trains(clues):
@@ -232,14 +232,14 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
         return  # quantizers keep one layer at a time on the device
     weights = named.num_bytes
     if clues.ram_bytes is not None and clues.ram_bytes < weights and "loads" in told and not _is_of_device(failure):
-        values = {**named.said, "ram_bytes": clues.ram_bytes}
+        values = {**named.said, "ram_bytes": f"{clues.ram_bytes // GIB} GB"}
         yield Support(Cause.HOST_RAM, 0.55, Evidence("weights_above_ram", values))
     if card is None:
         if weights >= _LARGE_WEIGHTS and not _trains(clues) and clues.program is None and not clues.inputs:
             weight = 0.5 if weights >= 2 * _LARGE_WEIGHTS else 0.32
             yield Support(Cause.WEIGHTS_TOO_BIG, weight, Evidence("weights_named", named.said))
         return
-    values = {**named.said, "total_bytes": card}
+    values = {**named.said, "total_bytes": _as_written(card, failure)}
     if card * _MOST_OF_A_CARD < weights < card * clues.num_cards * _MOST_OF_A_CARD:
         values["count"] = clues.num_cards
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.35, Evidence("weights_fill_one_card", values))
@@ -271,13 +271,19 @@ def _card(failure: Failure | None, clues: Clues) -> int | None:
     return said or clues.card_bytes
 
 
+def _as_written(card: int, failure: Failure | None) -> int | str:
+    """A card's memory as the text has it: bytes that a message printed, or the GB of prose."""
+    is_printed = failure is not None and (failure.total_bytes or failure.limit_bytes)
+    return card if is_printed else f"{card // GIB} GB"
+
+
 def _light_weights(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """Weights that are a small part of their card and yet could not be loaded: something else holds it."""
     stage = None if clues.program is None else clues.program.stage
     is_unknown = failure is None or failure.pytorch_bytes is None  # whose memory it is
     is_loading = stage is not None and stage.key == "loading"
     if clues.weights is not None and is_loading and is_unknown and are_light(failure, clues):
-        values = {**clues.weights.said, "total_bytes": _card(failure, clues) or 0}
+        values = {**clues.weights.said, "total_bytes": _as_written(_card(failure, clues) or 0, failure)}
         yield from (Support(one, -0.7) for one in (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS))
         yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("weights_light", values))
 

@@ -86,6 +86,7 @@ _OPTIMIZER_SET_UP = re.compile(
     r"initialize_optimizer_states|_configure_zero_optimizer|_create_fp32_partitions"
     r"|\b(?:init|create)\w*_train_state\(|\bTrainState\.create\("
 )
+_ONE_PIECE = 8 * GIB
 _OF_LATER = {"after_while", "rises_once", "loads", "saves", "merges"}  # which says more of what failed
 # Programs that keep a part of the weights in page-locked RAM, and say so.
 _OFFLOADS = re.compile(r"loaded partially|MB offloaded|Attempting to release mmap|pin_shared_memory.{1,4}True")
@@ -191,6 +192,8 @@ def _grows_in_evaluation(clues: Clues) -> bool:
 
 
 def _code(clues: Clues) -> Iterator[Support]:
+    if clues.program is not None and not clues.program.program.is_torch and "uses_torch" not in clues.run.told:
+        return  # other libraries keep no graphs from one call to the next
     for fault in clues.faults:
         cause, weight = _BY_FAULT[fault.kind]
         if clues.run.is_start and cause is Cause.LEAK_OR_RETAINED_REFERENCE:
@@ -267,14 +270,29 @@ def computes_plainly(failure: Failure | None, clues: Clues) -> bool:
     return failure is not None and has_none and not (clues.program or clues.frames or clues.inputs)
 
 
+def _growing(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+    """Memory that grows by its author's words, and memory that is full before a model is there."""
+    told = clues.run.told
+    if "grows" in told:
+        is_of_data = clues.program is not None and clues.program.program.key in _OF_DATA
+        in_one_piece = 0 if failure is None or failure.pytorch_bytes is not None else failure.requested_bytes or 0
+        weight = (
+            0.2 if is_of_data or in_one_piece >= _ONE_PIECE else 0.5
+        )  # a single sort or merge grows until it is done
+        if in_one_piece >= _ONE_PIECE:  # what is kept bit by bit asks for no such piece
+            yield Support(Cause.ACTIVATIONS, 0.4, Evidence("large_request", {"requested_bytes": in_one_piece}))
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, weight, Evidence("memory_grows"))
+        yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they are there, and do not grow
+    if "before_loading" in told:  # by which nothing of the model's can be there
+        yield Support(Cause.DRIVER_LEVEL, 0.4, Evidence("told_before_loading"))
+        yield from (Support(one, -0.8) for one in (Cause.ACTIVATIONS, Cause.WEIGHTS_TOO_BIG))
+        yield Support(Cause.REQUEST_ALONE_TOO_BIG, -0.6)
+
+
 def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """Causes by the progress of the run and its author's observations."""
     run, told = clues.run, clues.run.told
-    if "grows" in told:
-        is_of_data = clues.program is not None and clues.program.program.key in _OF_DATA
-        weight = 0.2 if is_of_data else 0.5  # a single sort or merge grows until it is done
-        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, weight, Evidence("memory_grows"))
-        yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they are there, and do not grow
+    yield from _growing(failure, clues)
     if "smaller_batch_helps" in told and "resumes" not in told:  # it was small enough before
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("smaller_batch_helps"))
         yield Support(Cause.FRAGMENTATION, -0.3)

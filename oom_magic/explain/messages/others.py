@@ -199,6 +199,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ),
     ("paddle", "cuda", True, rf"outofmemoryerrorongpu\d{{0,3}}\.cannotallocate(?P<requested>{SIZE})memory"),
     ("paddle", "cuda", True, rf"cannotmalloc(?P<requested>{SIZE})gpumemory"),
+    ("host_allocation", "cpu", True, r"failtoallocmemoryof(?P<requested_bytes>\d{1,22})size,?errorcodeis12"),
     ("paddle", "cuda", True, r"enforceallocating<=availablefailed"),
     ("vllm_startup", "cuda", True, r"freememoryondevice.{0,80}islessthandesiredgpumemoryutilization"),
     ("hf_offload", "cuda", True, r"somemodulesaredispatchedonthecpuorthedisk"),

@@ -43,7 +43,7 @@ _SEPARATORS = re.compile(r"[\s*`'\"|]+")
 # The device is named elsewhere in the text, if anywhere.
 _OF_ANY_DEVICE = (
     "told", "told_device", "graphics_api", "vllm", "vllm_context", "vllm_startup", "sglang", "tgi", "hf_offload",
-    "hf_auto_batch", "sd_webui", "sglang_retracts",
+    "hf_auto_batch", "sd_webui", "sglang_retracts", "onnxruntime",
 )  # fmt: skip
 _MAX_BEFORE = 300
 _MAX_TEXT = 2000

@@ -143,6 +143,9 @@ _SIGNS: tuple[tuple[tuple[tuple[str, ...], ...], tuple[int, ...]], ...] = (
 # The start of another sentence, or words for what might have happened or should be prevented.
 _BREAK = re.compile(r"\bleaks?\b|\bif\b|\bavoid|\bprevent|\breduc|\bwithout\b|\.(?!\d)|[\n。]", re.I)
 
+_DENIED = re.compile(r"(?:\b(?:cannot|can not|never|not)|n['\u2019]t) $")
+_LONGEST_DENIAL = 8
+
 OF_DEVICE = re.compile(
     r"gpu\w*|cuda|hip[a-z]*alloc|v-?ram|\b(?:video[- ](?:card|memory|ram)s?|graphics?|device|card|hbm)\b"
     r"|\bvk_?[a-z]|\bnvmap|\w\.cu\b|[显顯][存卡]"
@@ -184,6 +187,8 @@ def _first_of(
     if not all(places):
         return None
     for first in places[0]:
+        if _DENIED.search(text, max(0, first.start - _LONGEST_DENIAL), first.start):
+            continue
         ends = [first.end]
         for gap, candidates in zip(gaps, places[1:], strict=True):
             ends = [end for last in ends for end in islice(_ends_near(text, last, gap, candidates), 1)]

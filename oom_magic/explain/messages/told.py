@@ -121,7 +121,8 @@ _CARD_SHOULD_DO = re.compile(  # what runs out is compared with the card
 )
 _IN_LISTS = re.compile(r"\(GPU\?\)")  # of an environment (transformers-cli env)
 _DENIED = re.compile(
-    r"\b(?:no|without(?: any| an)?|never|(?:n't|not) (?:get|have|see|run)(?: any| an| into)?)\s(?:more )?(?:oom|out)\b",
+    r"\b(?:no|without(?: any| an)?|never|(?:n't|not) (?:get|have|see|run)(?: any| an| into)?)\s(?:more )?(?:oom|out)\b"
+    r"|(?:\b(?:cannot|can not|never|not)|n't) (?:overflow\w*|exhaust\w*|runs? out|running out)\b",
     re.I | re.A,
 )
 _TROUBLE = re.compile(r"(?:\S+ )?memory (?:issues?|problems?)", re.I | re.A)

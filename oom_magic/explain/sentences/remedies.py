@@ -321,6 +321,9 @@ REMEDIES: Sentences = {
     "remedy_newer_version": (
         "Release what your own code keeps of each use; where the program is someone else's, try a newer version."
     ),
+    "remedy_older_version": (
+        "Go back to the version from before the update, until a newer one takes no more than that."
+    ),
     "remedy_flash_kernel": (
         "The line already calls PyTorch's fused attention, which still stores the scores with some masks, dtypes"
         " and cards: use flash attention, or give it fewer tokens (smaller images, shorter sequences)."

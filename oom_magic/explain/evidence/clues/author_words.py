@@ -23,7 +23,7 @@ _RISES = (
     r"|pil\w+) up\b"
 )
 _NEAR = r"(?:(?!\bnot?\b|n't|\bnever\b)[^.\n])"
-_NO_GPU = r"(?:(?!\bnot?\b|n't|\bgpu\b|cuda|vram)[^.\n])"
+_NO_GPU = r"(?:(?!\bnot?\b|n't|\bgpu\b|cuda|vram)[^.;\n])"
 _SPENT = (
     r"(?:exceed\w*|surpass\w*|explod\w*|exhaust\w*|\bfull\b|fill\w*|used? up|max\w* out"
     r"|fully (?:used|utili[sz]ed)|saturat\w*|stays? (?:loaded|occupied)|insufficient|oom\b|ran out|runn?s? out"
@@ -305,7 +305,7 @@ _HAN = re.compile(r"[\u4e00-\u9fff]")
 _ADVICE = re.compile(  # with Chinese between the words
     r"(?:\bno-|是否有?|如果|检查(?!点)|防止|避免|whether|(?<!\bi )check|if there (?:is|are)(?: any)?"
     r"|against)[\s\w*]{0,12}$"
-    r"|\b(?:prevent\w*|avoid\w*)[\s\w*]{0,22}$|\b(?:no|not|n't|without)\s(?:a |any |the |be |have )?$",
+    r"|\b(?:prevent\w*|avoid\w*)[\s\w*]{0,22}$|\b(?:no|not|cannot|n't|without)\s(?:a |any |the |be |have )?$",
     re.I,
 )
 _GUESSED = re.compile(

@@ -153,6 +153,10 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"(?:updat|upgrad)\w*",
         r"(?:更新|升级)(?:之|以)?后",
     ),
+    "before_loading": said_as(
+        r"\bbefore (?:the |any )?(?:model(?:'s)? )?(?:weights|model|checkpoint)s? (?:\w+ ){0,2}(?:loaded|loading)\b"
+        r"|\bbefore (?:\w+ ){1,3}(?:the )?(?:model|weight)[- ]loading\b",
+    ),
     "ram_is_free": said_as(
         r"(?<!gpu )(?<!video )\b(?:ram|system memory)\b[^.\n]{0,16}\b(?:(?:is |was )?(?:not|n't)|isn't|wasn't) "
         r"(?:so |that |very )?(?:high|full|used)",

@@ -94,7 +94,7 @@ _NAMED = tuple(
         ),
         (r"\bsd[-_ ]?3\.5[-_ ]?large|stable[- ]diffusion[- ]3\.5[- ]large", 8.1),
         (r"\bqwen[-_ ]?image\b", 20.0),
-        (r"\bhunyuan(?:[-_ ]?video)?\b(?![-_ ]?(?:1\.5|3d|dit|image|a\d))", 13.0),
+        (r"\bhunyuan(?:[-_ ]?video)?\b(?![-_ ]?(?:video)?[-_ ]?(?:1\.5|3d|dit|image|a\d))", 13.0),
         (r"\bwan[-_ ]?2\.[12]\b", 14.0),
         (r"\bphi[-_]?4\b(?![-_]mini)", 14.0),
     )

@@ -90,6 +90,7 @@ _OF_LOADING = ("quantized_model", "tensor_parallel")
 
 def _llama_stages(cache: tuple[str, ...], compute: tuple[str, ...], loading: tuple[str, ...]) -> tuple[Stage, ...]:
     """The stages of llama.cpp, with what helps in each."""
+    serving = (loading[0], cache[0])
     return (
         _stage("kv_cache", r"buffer for kv cache|kv_cache_init\(\) failed|llama_kv_cache_init: failed",
                Cause.ACTIVATIONS, 0.75, cache),
@@ -98,6 +99,8 @@ def _llama_stages(cache: tuple[str, ...], compute: tuple[str, ...], loading: tup
         _stage("loading", r"load_tensors|unable to allocate \w+ buffer|alloc_tensor_range|llama_model_load",
                Cause.WEIGHTS_TOO_BIG, 0.7, loading),
         # what a first computation takes beside all that was set up
+        _stage("serving", r"Starting llama main loop|server is listening|all slots are idle"
+               r"|\| 200 \|[^\n]*POST +\"/(?:api/(?:chat|generate)|v1|completion)", Cause.ACTIVATIONS, 0.4, serving),
         _stage("running", r"runner started in|\| model loaded|look_ahead_size|in function llama_decode",
                Cause.WEIGHTS_TOO_BIG, 0.55, loading),
     )  # fmt: skip
@@ -379,7 +382,9 @@ _GENERAL = (
 PROGRAMS_BY_KEY = {program.key: program for program in PROGRAMS}
 # Programs whose messages are passed on by another one; TensorFlow's allocator is XLA's, which JAX runs, too.
 _RUN_BY = {"llama_cpp": ("ollama",), "thrust": ("boosting", "rapids"), "tensorflow": ("jax",)}
-_OLLAMA_RUNS = re.compile(r"\bollama(?:\[\d|[/\\] ?\w|_| run\b| serve\b| \d)", re.I | re.A)
+_OLLAMA_RUNS = re.compile(
+    r"\bollama(?:\[\d|[/\\] ?\w|_| run\b| serve\b| \d)|\[GIN\] \d|level=\w+ source=\w+\.go:\d", re.I | re.A
+)
 _IN_FUNCTION = re.compile(r"\d,? in \w")
 _SHOWS_TORCH = re.compile(r"torch|\.cuda\(|transformers|lightning|accelerate|deepspeed|diffusers", re.I)
 # A text that compares such servers is about the one that it names first.

@@ -109,6 +109,8 @@ def _fitting(key: str, diagnosis: Diagnosis) -> str:
         return "whose_process"
     if key == "close_processes_any" and not _shows_others(diagnosis):
         return "check_processes"
+    if key == "newer_version" and "broke_by_update" in diagnosis.told:
+        return "older_version"
     if key == "diffusers_offload" and "moves_before_offload" in diagnosis.told:
         return "diffusers_not_moved"
     if key == "diffusers_offload" and "offloads_parts" in diagnosis.told:

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
 
 _TILING = "pipe.vae.enable_tiling()\npipe.vae.enable_slicing()"
+_WITHOUT_ARENA = (
+    "options = onnxruntime.SessionOptions()\noptions.enable_cpu_mem_arena = False\n"
+    'session = onnxruntime.InferenceSession("model.onnx", options)'
+)
 _SCALED: Mapping[str, tuple[str, str]] = {
     "ollama_layers": ("/set parameter num_gpu {layers:half}", "bash"),
     "ollama_context": ("OLLAMA_CONTEXT_LENGTH={length:half} ollama serve", "bash"),
@@ -98,6 +102,8 @@ def code_of(key: str, diagnosis: Diagnosis) -> tuple[str, str] | None:
     if key in _SCALED:
         template, language = _SCALED[key]
         return filled(template, diagnosis.limits), language
+    if key == "ort_arena" and diagnosis.backend == "cpu":
+        return _WITHOUT_ARENA, "python"
     if key == "max_split_size":
         return _split_size(diagnosis), "batch"
     if key == "pod_memory" and "in_pod" not in diagnosis.told:

@@ -121,7 +121,7 @@ NEEDS: Mapping[str, Needs] = {
     "vllm_pictures": _row("sees_pictures"),
     "vllm_pixels": _row("sees_pictures"),
     "fewer_pixels": _row("reads_pictures", absent="tried_size limits_pixels"),
-    "server_share": _row(absent="tried_share"),
+    "server_share": _row(absent="tried_share before_loading"),
     "raise_limit": _row("of_pytorch", instead="smaller_share"),
     "larger_share": _row(absent="tried_share has_largest_share"),
     "sglang_no_compile": _row("compiles_server"),
