@@ -152,11 +152,11 @@ def _taken_apart_as_on_cuda(gpu: FakeGPU) -> Patches:
     would_decompose, resolve = autograd_would_have_decomposed, torch._ops.resolve_key
 
     def would_have_decomposed(func: Any, flat_args: Any) -> bool:
-        return func not in gpu.fused and would_decompose(func, flat_args)
+        return func not in gpu.operators.fused and would_decompose(func, flat_args)
 
     def resolve_key(operator: Any, key: Any) -> Any:
         composite, of_meta = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.AutogradMeta
-        has_own = key != of_meta or operator in gpu.fused or operator.has_kernel_for_dispatch_key(of_meta)
+        has_own = key != of_meta or operator in gpu.operators.fused or operator.has_kernel_for_dispatch_key(of_meta)
         return composite if not has_own and operator.has_kernel_for_dispatch_key(composite) else resolve(operator, key)
 
     names = {"autograd_would_have_decomposed": would_have_decomposed}

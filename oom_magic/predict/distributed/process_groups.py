@@ -32,7 +32,7 @@ _NCCL_TIMEOUT = timedelta(minutes=10)  # torch/csrc/distributed/c10d/ProcessGrou
 def _one_of_many(module: ModuleType, run: Run) -> Iterator[None]:
     """A group made here needs neither network nor NCCL; it ends with the run, and the session's next finds it again."""
     gpu = run.gpu
-    theirs, hook, before = World.current(module), sys.excepthook, gpu.handlers
+    theirs, hook = World.current(module), sys.excepthook
     changes = {
         "init_process_group": _begun_alone(module, run),
         "_new_process_group_helper": _made_alone(module),
@@ -46,16 +46,15 @@ def _one_of_many(module: ModuleType, run: Run) -> Iterator[None]:
     shared = {name: change for name, change in changes.items() if hasattr(torch.distributed, name)}
     own = {name: change for name, change in changes.items() if hasattr(module, name)}
     sent = Sent(gpu, run.assume)
-    gpu.handlers = {**before, **collective_handlers(sent)}
+    handlers = gpu.operators.extended(collective_handlers(sent))
     try:
-        with all_patched([(module, own), (torch.distributed, shared)]), steps_hooked(after=sent.look):
+        with handlers, all_patched([(module, own), (torch.distributed, shared)]), steps_hooked(after=sent.look):
             if gpu.process_groups is not None:
                 gpu.process_groups.enter(module)
             elif gpu.job is not None:
                 NOBODY.enter(module)
             yield
     finally:
-        gpu.handlers = before
         sys.excepthook = hook  # init_process_group sets its own
         is_made = module._world.default_pg is not theirs.default
         gpu.process_groups = World.current(module) if is_made and module.is_initialized() else None
@@ -160,12 +159,8 @@ def _replicated(module: ModuleType, run: Run) -> Patches:
 @contextmanager
 def _sharded(module: ModuleType, run: Run) -> Iterator[None]:
     """FSDP2's operators write into what is there; its parameters have no data and are on a GPU all the same."""
-    before = run.gpu.handlers
-    run.gpu.handlers = {**before, **sharding_handlers()}
-    try:
+    with run.gpu.operators.extended(sharding_handlers()):
         yield
-    finally:
-        run.gpu.handlers = before
 
 
 def _distributed_tensors(module: ModuleType, run: Run) -> Patches:

@@ -20,6 +20,7 @@ from oom_magic.language import _
 from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory
 from oom_magic.memory.timeline import Phase
 from oom_magic.predict.fake_cuda.fake_memory import FakeMemory
+from oom_magic.predict.fake_cuda.operator_table import Operator, OperatorTable, Rule
 from oom_magic.predict.fake_cuda.places import (
     META,
     Handler,
@@ -36,32 +37,18 @@ from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.autograd_order import number_when_made
 from oom_magic.predict.instrumentation.collector import Collector
 from oom_magic.predict.instrumentation.recorder import Recorder
-from oom_magic.predict.operators.calls import Call, find_overload
-from oom_magic.predict.operators.fallbacks import find_fallback, is_wrapper
+from oom_magic.predict.operators.calls import Call
+from oom_magic.predict.operators.fallbacks import find_fallback, is_wrapper, storage_under
 from oom_magic.predict.operators.gradients import reference_counts_in_autograd, reused_gradient
 from oom_magic.predict.operators.known_outputs import KnownOutputs
 from oom_magic.predict.operators.sparse import is_sparse, run_sparse
-from oom_magic.predict.operators.type_checks import check_types
 from oom_magic.predict.setups.gpus import GPU
 
 if TYPE_CHECKING:
     from oom_magic.predict.distributed.world import World
     from oom_magic.predict.operators.autocast import Autocast
     from oom_magic.predict.setups.hardware import Job
-# PyTorch's own operators; those of other namespaces belong to libraries, whose kernels are unknown.
-_OF_PYTORCH = frozenset({
-    "aten", "c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "debugprims", "_dtensor",
-    "export", "fsdp", "inductor", "inductor_prims", "mkldnn", "_native", "prim", "prims", "profiler", "quantized",
-    "_quantized", "quantized_decomposed", "rngprims", "sparse", "streams", "symm_mem",
-})  # fmt: skip
 _aten = torch.ops.aten
-_UNCOUNTED = frozenset({  # of PyTorch's own those whose kernels take memory that no rule counts
-    _aten.linalg_matrix_exp.default, _aten._fft_c2c.default, _aten._fft_c2r.default,
-    _aten._fft_r2c.default, _aten._linalg_det.default, _aten._linalg_eigh.default,
-    _aten._linalg_slogdet.default, _aten._linalg_solve_ex.default, _aten._linalg_svd.default,
-    _aten.linalg_cholesky_ex.default, _aten.linalg_eig.default, _aten.linalg_inv_ex.default,
-    _aten.linalg_lu_factor_ex.default, _aten.linalg_qr.default,
-})  # fmt: skip
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _WITH_HOST_LENGTHS = {
     _aten._pack_padded_sequence.default,
@@ -72,23 +59,6 @@ _TWO_DEVICES = (
     "Expected all tensors to be on the same device, but found at least two devices, {} and {}! "
     "(when checking arguments for {})"
 )
-# Functions that C++ calls on a subclass (such as a FakeTensor) from noexcept code, where an exception would end the
-# process. Source: torch/csrc/autograd/input_metadata.cpp, torch/csrc/PyInterpreter.cpp.
-_QUERIES = frozenset(
-    {torch.ops.prim.device.default, torch.ops.prim.layout.default}
-    | {
-        overload
-        for name in (
-            "dim", "is_contiguous", "is_contiguous.memory_format", "is_non_overlapping_and_dense",
-            "is_strides_like_format", "size", "stride", "storage_offset", "sym_is_contiguous", "sym_numel", "sym_size",
-            "sym_storage_offset", "sym_stride",
-        )
-        if (overload := find_overload(name)) is not None
-    }
-)  # fmt: skip
-
-
-Rule = Callable[[Call], None]
 
 
 class FakeGPU(FakeMemory, TorchDispatchMode):
@@ -105,14 +75,13 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         attribution: Attribution,
         card: GPU,
         handlers: Mapping[OpOverload, Handler],
-        rules: dict[OpOverload, Rule],
+        rules: Mapping[OpOverload, Rule],
         fail: Callable[[AllocatorOutOfMemory, str, Phase], BaseException],
         known_outputs: KnownOutputs,
     ) -> None:
         super().__init__(recorders, attribution, fail)
         self.card = card
-        self.handlers = dict(handlers)
-        self.fused: dict[OpOverload, Callable[..., Any]] = {}  # outputs of what is one kernel on CUDA only
+        self.operators = OperatorTable(handlers, rules)
         self.kernels: dict[OpOverload, Callable[..., Any]] = {}  # for inference mode, which bypasses autograd
         self.threads = Threads()
         self.background_streams: dict[int, Any] = {}  # of nn.DataParallel, by card
@@ -128,16 +97,19 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         self.lock: threading.RLock | None = None  # once the user's code has started threads
         self.ending: type[BaseException] | None = None  # raised by threads of the run at their next operator
         self.interrupts = Interrupts(FakeGPU._handle, FakeGPU._forget)
-        self.rules = rules
         self._known_outputs = known_outputs
         self._in_place: OpOverload | None = None
         self._cards_of_nodes: dict[int, int] = {}  # by autograd's sequence number
         self._gradients_come: dict[tuple[int, int], list[int]] = {}  # their bytes, by backward and card
-        self._composite: dict[OpOverload, bool] = {}
         self._is_inside = False  # an operator, by which others are run
         self._depth = 0  # modes on the stack, with this one
         self._has_watcher = False  # a mode of the user's around the backward that runs
         reference_counts_in_autograd()  # looked up now, before the modes are on
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: ``Compilation`` keeps Dynamo out of this mode, without a wrapper around each operator."""
+        return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -212,45 +184,48 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         if types and any(map(is_wrapper, types)):
             return NotImplemented  # a wrapper handles the operator itself; its inner tensors come here
         with DisableTorchFunction():
-            if func in _QUERIES:
+            operator = self.operators.of(func)
+            if operator.is_query:
                 return func(*args, **(kwargs or {}))
             if self.lock is not None:
                 with self.lock:
-                    return self._dispatch(func, args, kwargs or {})
-            return self._dispatch(func, args, kwargs or {})
+                    return self._dispatch(operator, func, args, kwargs or {})
+            return self._dispatch(operator, func, args, kwargs or {})
 
-    def _dispatch(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _dispatch(self, operator: Operator, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._is_inside:
-            return self._handle(func, args, kwargs)
+            return self._handle(operator, func, args, kwargs)
         self._is_inside = True
         try:
             self.collector.collect_if_due()
-            result = self._handle(func, args, kwargs)
+            result = self._handle(operator, func, args, kwargs)
         finally:
             self._is_inside = False
         self.interrupts.deliver()
         return result
 
-    def _handle(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.untouchable and func._schema.is_mutable:
+    def _handle(self, operator: Operator, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.untouchable and operator.is_mutable:
             self.check_written(*tensors_written(func, args, kwargs))
-        if self._overwritten and not func.is_view:
+        if self._overwritten and not operator.returns_alias:
             self.check_overwritten(args, kwargs)
-        handler = self.handlers.get(func)
         if self.has_sparse and is_sparse(args, kwargs):
             return run_sparse(self, func, args, kwargs)
-        if handler is None:
-            return self.run(func, args, kwargs)
+        if operator.handler is None:
+            return self._run(operator, func, args, kwargs)
         with self.on_card_among(args, kwargs):
-            return handler(self, func, args, kwargs)
+            return operator.handler(self, func, args, kwargs)
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on fake tensors, taking the memory that CUDA's would."""
-        is_composite = self._is_composite(func)
+        return self._run(self.operators.of(func), func, args, kwargs)
+
+    def _run(self, operator: Operator, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        is_composite = operator.is_composite
         if not self.uses_current_card_only and torch._C._current_graph_task_id() == -1:
             self._note_node(args, kwargs)
-        if (func.is_view and not is_composite) or func.overloadpacket is _aten.set_:  # type: ignore[attr-defined]
-            return func(*args, **kwargs)  # a composite one, such as reshape, may copy
+        if operator.is_view:
+            return func(*args, **kwargs)
         tensors = tensors_in(args, kwargs)
         if not tensors:
             return self.create(func, args, kwargs)
@@ -282,18 +257,25 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         if card < 0:
             return self._run_one_by_one(func, args, kwargs)
         with self.on_card(card):
-            return self._run_on_gpu(func, args, kwargs, tensors)
+            return self._run_on_gpu(operator, func, args, kwargs, tensors)
 
     def _run_on_gpu(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
+        self,
+        operator: Operator,
+        func: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[torch.Tensor],
     ) -> Any:
         phase = self.attribution.phase(torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
-        if func is not self._in_place:
-            reused = None if self._has_watcher else reused_gradient(func, args, self._sums_itself)
+        if func is self._in_place:
+            reused: torch.Tensor | None = _alias(args[0])
+        elif operator.may_be_in_place and not self._has_watcher:
+            reused = reused_gradient(func, args, self._sums_itself)
         else:
-            reused = _alias(args[0])
-        out = self._kernel(func, args, kwargs) if reused is None else reused
-        self._take_memory(func, args, kwargs, out, phase)
+            reused = None
+        out = self._kernel(operator, func, args, kwargs) if reused is None else reused
+        self._take_memory(operator, args, kwargs, out, phase)
         self.values.follow(func, args, kwargs, tensors, out)
         return out
 
@@ -302,27 +284,27 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         return storage is not None and self.running_node.sums_itself(storage.card, storage.allocation)
 
     def _take_memory(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, phase: Phase
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, phase: Phase
     ) -> None:
         """Take memory of the current card for an operator's results, and for what its kernel needs meanwhile."""
-        rule = self.rules.get(func)
-        if rule is None:
-            self.adopt_all(out, Place.GPU, func.name(), phase)
+        if operator.rule is None:
+            self.adopt_all(out, Place.GPU, operator.name, phase)
             return
-        call = Call(self, args, kwargs, out, func.name(), phase)
-        rule(call)
+        call = Call(self, args, kwargs, out, operator.name, phase)
+        operator.rule(call)
         call.end()
 
-    def _kernel(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        check_types(func, args)
+    def _kernel(self, operator: Operator, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if operator.check is not None:
+            operator.check(args)
         try:
-            made = self._known_outputs.of(func, args, kwargs, self.fused)
+            made = self._known_outputs.of(func, operator.name, args, kwargs, self.operators.fused)
         except (NotImplementedError, RuntimeError) as error:
             run = find_fallback(error)
             if run is None:
                 raise
             return run(self, func, args, kwargs)
-        if func in _UNCOUNTED or (func.namespace not in _OF_PYTORCH and func not in self.rules):
+        if operator.is_uncounted:
             self.values.assume_uncounted(func)
         return made
 
@@ -333,7 +315,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
             return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=META)
 
         made = map_tensors(known, like)
-        self._take_memory(func, args, kwargs, made, self.attribution.phase(False))
+        self._take_memory(self.operators.of(func), args, kwargs, made, self.attribution.phase(False))
         for value, tensor in zip(tensors_in((known,), {}), tensors_in((made,), {}), strict=True):
             self.values.copy(value, tensor)
         return made
@@ -355,7 +337,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
                 return self.without_memory(out, place)
             with self.on_card(self.creating_card if self.creating else self._unnamed_card()):
                 if place is Place.GPU:
-                    self._take_memory(func, args, kwargs, out, self.attribution.phase(False))
+                    self._take_memory(self.operators.of(func), args, kwargs, out, self.attribution.phase(False))
                 else:
                     self.adopt_all(out, place, "", Phase.OTHER)
             self.values.follow_creation(func, args, kwargs, out)
@@ -407,14 +389,6 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         number = number_when_made(node)
         return self._cards_of_nodes.get(number, self.first_card if number < self.alone_until else self.current)
 
-    def _is_composite(self, func: OpOverload) -> bool:
-        """Whether autograd decomposes the operator; such operators arrive here only in inference mode."""
-        known = self._composite.get(func)
-        if known is None:
-            known = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE)
-            known = self._composite[func] = known and func not in self.fused
-        return known
-
     def _common_location(self, func: OpOverload, tensors: list[torch.Tensor], fakes: list[torch.Tensor]) -> Location:
         """Where the operator runs; card -1: on several, a tensor at a time. Raises what CUDA raises for two devices."""
         if self.uses_current_card_only and len(fakes) == len(tensors) and all(map(self._is_on_card, fakes)):
@@ -437,7 +411,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         return cards[0]
 
     def _is_on_card(self, fake: torch.Tensor) -> bool:
-        storage = self.storage_of(fake)
+        storage = self._storages.get(storage_under(fake)._cdata)
         return storage is not None and storage.place is Place.GPU
 
     def _run_one_by_one(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

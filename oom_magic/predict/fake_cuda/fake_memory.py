@@ -352,14 +352,14 @@ class FakeMemory:
                 self.recorder.free(before)
 
     def _list(self, storage: torch.UntypedStorage, place: Place, allocation: int) -> None:
-        if storage._cdata not in self._storages:
-            entry = Storage(storage, self._forget)
-            entry.key, entry.place, entry.allocation = storage._cdata, place, allocation
+        key = storage._cdata
+        if key not in self._storages:
+            entry = self._storages[key] = Storage(storage, self._forget)
+            entry.key, entry.place, entry.allocation = key, place, allocation
             entry.card = self.current if place is Place.GPU else 0
             entry.num_bytes = storage.nbytes()
-            self._storages[entry.key] = entry
             if place is Place.HOST:
-                self._on_host.add(entry.key)
+                self._on_host.add(key)
             elif place is Place.GPU and entry.card not in self._cards_in_use:
                 self._note_card(entry.card)
 

@@ -43,6 +43,7 @@ class Attribution(threading.local):
         self._names: dict[int, str] = {}
         self._is_users: dict[str, bool] = {}
         self._passed_over: set[str] = set()  # files whose lines are never the user's
+        self._libraries: dict[str, dict[str, Any]] = {}  # the global names of modules in such files, by name
         self._known_lines: dict[tuple[str, int], SourceLine] = {}
         self._forward_modules: dict[int, str] = {}  # autograd sequence number -> module path
 
@@ -105,10 +106,11 @@ class Attribution(threading.local):
 
     def line(self) -> SourceLine | None:
         """The innermost running line of the user's code, or the one that generated code was made from."""
-        passed_over = self._passed_over  # read once: a stack is deep
+        libraries = self._libraries  # read once: a stack is deep
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
-            if frame.f_code.co_filename not in passed_over:
+            names = frame.f_globals  # reading a frame's code is audited, which takes longer than all the rest
+            if libraries.get(names.get("__name__", "")) is not names:
                 found = self._line_in(frame)
                 if found is not None:
                     return found
@@ -117,6 +119,8 @@ class Attribution(threading.local):
 
     def _line_in(self, frame: FrameType) -> SourceLine | None:
         file = frame.f_code.co_filename
+        if file in self._passed_over:
+            return None
         lines = self.generated.get(file)
         origin = None if lines is None else lines.get(frame.f_lineno)
         if origin is not None and origin.line is not None:
@@ -128,7 +132,15 @@ class Attribution(threading.local):
             return self._source_line(file, frame.f_lineno, frame.f_globals)
         if lines is None:
             self._passed_over.add(file)
+            self._note_library(file, frame.f_globals)
         return None
+
+    def _note_library(self, file: str, names: dict[str, Any]) -> None:
+        """Note the names of a module whose own file this is; ``__main__`` also has the names of cells."""
+        name = names.get("__name__", "")
+        is_its_own = names.get("__file__") == file and getattr(sys.modules.get(name), "__dict__", None) is names
+        if is_its_own and name != "__main__":
+            self._libraries[name] = names
 
     def _source_line(self, file: str, number: int, names: dict[str, Any] | None = None) -> SourceLine:
         key = (file, number)

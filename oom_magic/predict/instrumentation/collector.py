@@ -23,10 +23,9 @@ from oom_magic.predict.isolation.live_objects import (
 from oom_magic.predict.isolation.patching import patched
 
 _collect, _freeze = gc.collect, gc.freeze
-_LEAST_INTERVAL, _YOUNG_PER_OPERATOR = (
-    4,
-    64,
-)  # count young objects at every fourth operator, or less often where there are many
+# Count young objects at every fourth operator, or less often where there are many, or where CPython's own counter says
+# that few were made; it leaves out what comes from free lists.
+_LEAST_INTERVAL, _YOUNG_PER_OPERATOR, _LOOKS_LEFT_OUT = 4, 64, 8
 
 
 class Collector:
@@ -41,6 +40,7 @@ class Collector:
         self._on_collected = on_collected
         self._own_before = 0  # at the last collection
         self._num_operators = self._interval = 0  # operators since the last look, and how many until the next one
+        self._count_due = 0  # of CPython, below which there is hardly a reason to look
         self._num_young = self._num_middle = 0  # collections since the last one of the next generation
         self._num_pending = self._num_old = 0
         self._is_on = True
@@ -75,11 +75,16 @@ class Collector:
     def collect_if_due(self) -> None:
         """Collect if CPython would: the oldest generation whose threshold is passed."""
         self._num_operators += 1
-        if self._num_operators < self._interval:
+        if self._num_operators < self._interval or (
+            gc.get_count()[0] < self._count_due and self._num_operators < _LOOKS_LEFT_OUT * self._interval
+        ):
             return
         young, middle, old = gc.get_threshold()
-        if not self._is_on or not young or self._num_made() <= young:
+        num_made = self._num_made()
+        self._count_due = gc.get_count()[0] + (young - num_made) // 4
+        if not self._is_on or not young or num_made <= young:
             return
+        self._count_due = young // 4
         if self._num_middle > old and self._num_pending > self._num_old // 4:
             self._collect(2)
             self._num_young = self._num_middle = self._num_pending = 0

@@ -24,7 +24,7 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.language import _
-from oom_magic.predict.fake_cuda.fake_gpu import Rule
+from oom_magic.predict.fake_cuda.operator_table import Rule
 from oom_magic.predict.kernels.copies import make_outputs
 from oom_magic.predict.kernels.matrix_products import work_by_cublas
 from oom_magic.predict.kernels.reductions import take_buffers

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.fake_cuda.fake_gpu import Rule
+from oom_magic.predict.fake_cuda.operator_table import Rule
 from oom_magic.predict.kernels.scratch import (
     FLOAT,
     padded_head,

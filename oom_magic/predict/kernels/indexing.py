@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.fake_cuda.fake_gpu import Rule
+from oom_magic.predict.fake_cuda.operator_table import Rule
 from oom_magic.predict.instrumentation.recorder import SizeFunction
 from oom_magic.predict.kernels.reductions import take_sorting
 from oom_magic.predict.kernels.scratch import (

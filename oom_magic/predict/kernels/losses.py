@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.fake_cuda.fake_gpu import Rule
+from oom_magic.predict.fake_cuda.operator_table import Rule
 from oom_magic.predict.kernels.reductions import take_sum_buffers
 from oom_magic.predict.operators.calls import Call
 

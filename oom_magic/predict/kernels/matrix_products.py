@@ -12,7 +12,7 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.memory.categories import Category
-from oom_magic.predict.fake_cuda.fake_gpu import Rule
+from oom_magic.predict.fake_cuda.operator_table import Rule
 from oom_magic.predict.instrumentation.recorder import SizeFunction
 from oom_magic.predict.kernels.scratch import HERE, cublas_bytes, cublas_lt_bytes
 from oom_magic.predict.operators.calls import Call, Kernel, existing

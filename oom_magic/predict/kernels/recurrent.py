@@ -18,7 +18,8 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.language import _
-from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU, Rule
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.operator_table import Rule
 from oom_magic.predict.fake_cuda.places import Handler, Place
 from oom_magic.predict.operators.calls import Call
 from oom_magic.units import MIB

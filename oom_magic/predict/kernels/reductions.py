@@ -13,7 +13,7 @@ from math import ceil, log, log2
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.fake_cuda.fake_gpu import Rule
+from oom_magic.predict.fake_cuda.operator_table import Rule
 from oom_magic.predict.kernels.copies import make_outputs
 from oom_magic.predict.kernels.scratch import (
     count_bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch._ops import OpOverload
 
-from oom_magic.predict.fake_cuda.fake_gpu import Rule
+from oom_magic.predict.fake_cuda.operator_table import Rule
 from oom_magic.predict.kernels import (
     convolutions,
     copies,

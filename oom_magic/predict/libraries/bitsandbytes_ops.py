@@ -16,7 +16,7 @@ import torch
 from oom_magic.language import _
 from oom_magic.predict.isolation.patching import Patches, all_patched, patched
 from oom_magic.predict.libraries.adapters import Adapter, Run, fake_on_host
-from oom_magic.predict.libraries.composed_kernels import Kernel, added, composed, operators_of
+from oom_magic.predict.libraries.composed_kernels import Kernel, composed, operators_of
 
 _BACKENDS = ("bitsandbytes.backends.default.ops", "bitsandbytes.backends.cuda.ops")  # the second is preferred
 
@@ -75,7 +75,7 @@ def _kernels_left_out(module: ModuleType, run: Run) -> Iterator[None]:
         stack.enter_context(all_patched(table))
         for cache in (functional.name2qmap, getattr(utils, "_code_4bit_cache", {})):
             stack.enter_context(_emptied(cache))
-        stack.enter_context(added(run.gpu.handlers, dict.fromkeys(operators_of("bitsandbytes"), handler)))
+        stack.enter_context(run.gpu.operators.extended(dict.fromkeys(operators_of("bitsandbytes"), handler)))
         yield
 
 

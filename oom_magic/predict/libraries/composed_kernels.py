@@ -27,18 +27,6 @@ def operators_of(namespace: str) -> list[OpOverload]:
     return found
 
 
-@contextmanager
-def added(table: dict[OpOverload, Any], more: Mapping[OpOverload, Any]) -> Iterator[None]:
-    """Adds operators to a table inside the block."""
-    before = dict(table)
-    table.update(more)
-    try:
-        yield
-    finally:
-        table.clear()
-        table.update(before)
-
-
 def composed(kernels: Mapping[str, Kernel]) -> Handler:
     """The handler that runs, for an operator on the GPU, the kernel of its name: below autograd, without autocast."""
     outside = _as_user_code()

@@ -17,7 +17,7 @@ from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import Handler, Place, tensors_in
 from oom_magic.predict.kernels.copies import make_outputs
 from oom_magic.predict.libraries.adapters import Adapter, Run
-from oom_magic.predict.libraries.composed_kernels import Kernel, added, composed, operators_of
+from oom_magic.predict.libraries.composed_kernels import Kernel, composed, operators_of
 
 _MOST_PARALLEL_IMAGES = 32  # kMaxParallelImgs of torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu
 _BOXES_A_WORD = 64  # of the mask of boxes that overlap (threadsPerBlock of nms_kernel.cu beside it)
@@ -150,7 +150,7 @@ def _kernels_followed(module: ModuleType, run: Run) -> Iterator[None]:
     handler = composed(_COMPOSED)
     handlers = {operator: handler for operator in operators if operator.name() in _COMPOSED}
     handlers |= {operator: _all_boxes_left(handler) for operator in handlers if names[operator] == "nms"}
-    with added(run.gpu.rules, dict.fromkeys(alone, make_outputs)), added(run.gpu.handlers, handlers):
+    with run.gpu.operators.extended(handlers, dict.fromkeys(alone, make_outputs)):
         yield
 
 

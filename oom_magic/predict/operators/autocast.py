@@ -66,6 +66,18 @@ class Autocast:
         self._set_enabled = torch.set_autocast_enabled
         self._decrement: Callable[[], int] = torch.autocast_decrement_nesting
         self._thread = _Thread()
+        self._prepare: Callable[[], None] | None = None
+
+    def prepare_by(self, prepare: Callable[[], None]) -> None:
+        """Call ``prepare`` before autocast is on for the first time, at once if it is: few programs use it."""
+        self._prepare = prepare
+        if self.is_on:
+            self._begin()
+
+    def _begin(self) -> None:
+        prepare, self._prepare = self._prepare, None
+        if prepare is not None:
+            prepare()
 
     @property
     def is_on(self) -> bool:
@@ -84,6 +96,8 @@ class Autocast:
         """In place of ``torch.set_autocast_enabled([device_type,] enabled)``."""
         self._set_enabled(*args)
         if args[0] == "cuda" or len(args) == 1:
+            if args[-1]:
+                self._begin()
             self.is_on = bool(args[-1])
 
     def counting_apart(self, run_backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -73,6 +73,11 @@ def _number_of(node: Any) -> tuple[int, int]:
     return torch._C._current_graph_task_id(), -1 if node is None else node._sequence_nr()
 
 
+def may_be_in_place(func: OpOverload) -> bool:
+    """Whether there may be an argument that CUDA writes an operator's result into (``reused_gradient``)."""
+    return func in _IN_PLACE_NODES
+
+
 def reused_gradient(
     func: OpOverload, args: tuple[Any, ...], sums_itself: Callable[[torch.Tensor], bool]
 ) -> torch.Tensor | None:
@@ -80,7 +85,7 @@ def reused_gradient(
 
     ``sums_itself`` says of a tensor whether the node that runs made it, and so sums it itself.
     """
-    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled() or func not in _IN_PLACE_NODES:
+    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled() or not may_be_in_place(func):
         return None
     target: torch.Tensor = args[0]
     if func is aten.add.Tensor and not sums_itself(target):

@@ -20,7 +20,7 @@ _PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, t
 _BACKWARDS = {aten.threshold_backward.default, aten.leaky_relu_backward.default}  # the gradient is read last
 _BY_ELEMENT = {*_BACKWARDS, aten.hardswish_backward.default, aten.softplus_backward.default}
 _OTHERWISE = {aten.clone.default, aten.native_dropout_backward.default}  # tagged, with kernels of their own
-_DECIDING = {aten.select_backward.default: 2, aten.slice_backward.default: 2}  # arguments before those of the part
+_DECIDING = {"aten::select_backward": 2, "aten::slice_backward": 2}  # arguments before those of the part
 _NEW: Any = object()  # in place of a maker that is not known yet
 _Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
@@ -38,14 +38,15 @@ class KnownOutputs:
     def of(
         self,
         func: OpOverload,
+        name: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         kernels: Mapping[OpOverload, Callable[..., Any]],
     ) -> Any:
         """What ``func(*args, **kwargs)`` returns on CUDA; ``kernels``: what stands for operators there."""
-        count = _DECIDING.get(func)
+        count = _DECIDING.get(name)
         try:
-            key = (func, torch.get_default_dtype(), _key(args[:count]), _key(tuple(kwargs.items())))
+            key = (name, torch.get_default_dtype(), _key(args[:count]), _key(tuple(kwargs.items())) if kwargs else ())
         except _NotByShapeError:
             return _kernel(func, kernels)(*args, **kwargs)
         make = self._known.get(key, _NEW)
@@ -118,9 +119,10 @@ def _widened(value: Any) -> Any:
 def _key(value: Any) -> Hashable:
     """The properties of an argument that a kernel may use."""
     if isinstance(value, torch.Tensor):
-        if not value.is_meta or value.layout is not torch.strided or value.is_complex():
+        dtype = value.dtype
+        if not value.is_meta or value.layout is not torch.strided or dtype.is_complex:
             raise _NotByShapeError
-        return value.shape, value.stride(), value.dtype
+        return value.shape, value.stride(), dtype
     if isinstance(value, (tuple, list)):
         return tuple([_key(item) for item in value])
     if isinstance(value, float):
@@ -172,5 +174,7 @@ def _empty(layout: _Layout | None) -> torch.Tensor | None:
     if layout is None:
         return None
     size, stride, dtype = layout
+    if not torch._C._len_torch_dispatch_stack():  # type: ignore[attr-defined]
+        return torch.empty_strided(size, stride, dtype=dtype, device=META)
     with torch._C._DisableTorchDispatch():  # the pretend GPU may be on twice
         return torch.empty_strided(size, stride, dtype=dtype, device=META)

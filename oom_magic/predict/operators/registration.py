@@ -255,26 +255,33 @@ def _differentiable(op: OpOverload) -> Kernel:
 
 @contextmanager
 def cuda_operators(gpu: FakeGPU, card: GPU, autocast: Autocast) -> Iterator[None]:
-    """Register CUDA's compositions and autocast rules for fake tensors; take them back at the end."""
+    """Register CUDA's compositions for fake tensors, and autocast's rules once it is on; take them back at the end."""
     library = torch.library.Library("aten", "IMPL")
     kernels: dict[str, Kernel] = {}
-    try:
-        gpu.fused.update(_FUSED | _LAID_OUT)
-        kernels |= {op.name().removeprefix("aten::"): _differentiable(op) for op in _FUSED}
-        kernels.update(_choices(gpu, card))
-        for op, rule in autocast.rules().items():
-            name = op.name().removeprefix("aten::")
-            kernels[name] = rule(kernels.get(name) or original(op))
-        for name, kernel in kernels.items():
-            library.impl(name, partial(_call, kernels, name), "AutogradMeta")
+
+    def register(more: dict[str, Kernel]) -> None:
+        for name, kernel in more.items():
+            if name not in kernels:
+                library.impl(name, partial(_call, kernels, name), "AutogradMeta")
+            kernels[name] = kernel
             overload = find_overload(name)
             assert overload is not None
             if overload not in _FUSED:
                 gpu.kernels[overload] = kernel
+
+    def register_rules() -> None:
+        rules = {op.name().removeprefix("aten::"): (op, rule) for op, rule in autocast.rules().items()}
+        register({name: rule(kernels.get(name) or original(op)) for name, (op, rule) in rules.items()})
+
+    try:
+        gpu.operators.fuse(_FUSED | _LAID_OUT)
+        register({op.name().removeprefix("aten::"): _differentiable(op) for op in _FUSED} | _choices(gpu, card))
+        autocast.prepare_by(register_rules)
         yield
     finally:
         library._destroy()
         kernels.clear()
+        gpu.kernels.clear()
 
 
 def _call(kernels: dict[str, Kernel], name: str, *args: Any, **kwargs: Any) -> Any:

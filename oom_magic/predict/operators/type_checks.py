@@ -26,7 +26,7 @@ _COMPLEX = frozenset({torch.complex64, torch.complex128})
 _NOT_REAL = _WHOLE | _COMPLEX
 _BOOL = frozenset({torch.bool})
 _FLOATING = _REDUCED | _COMPLEX | {torch.float32, torch.float64}
-_Check = Callable[[tuple[Any, ...]], None]
+Check = Callable[[tuple[Any, ...]], None]
 
 
 def name(dtype: torch.dtype) -> str:
@@ -34,11 +34,9 @@ def name(dtype: torch.dtype) -> str:
     return _NAMES.get(dtype, str(dtype))
 
 
-def check_types(func: OpOverload, args: tuple[Any, ...]) -> None:
-    """Raises what CUDA's kernel raises for arguments of these types."""
-    check = _CHECKS.get(func)
-    if check is not None:
-        check(args)
+def check_of(func: OpOverload) -> Check | None:
+    """A function that raises what CUDA's kernel raises for arguments of these types."""
+    return _CHECKS.get(func)
 
 
 def check_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -71,7 +69,7 @@ def _others(args: tuple[Any, ...], positions: tuple[int, ...]) -> list[torch.Ten
     return [one for one in given if isinstance(one, torch.Tensor) and one.dtype is not args[0].dtype]
 
 
-def _same(*positions: int) -> _Check:
+def _same(*positions: int) -> Check:
     """``Tensor::data_ptr<T>`` and accessors: native/cuda/layer_norm_kernel.cu, GridSampler.cu."""
 
     def check(args: tuple[Any, ...]) -> None:
@@ -167,7 +165,7 @@ def _refused(kernel: str, dtypes: frozenset[torch.dtype], args: tuple[Any, ...])
         raise NotImplementedError(f"\"{kernel}\" not implemented for '{name(args[0].dtype)}'")
 
 
-def _said(words: str, dtypes: frozenset[torch.dtype]) -> _Check:
+def _said(words: str, dtypes: frozenset[torch.dtype]) -> Check:
     """A check of the type before the kernel, in its own ``words``; ``{name}`` is the type's."""
 
     def check(args: tuple[Any, ...]) -> None:
@@ -262,7 +260,7 @@ _NOT_COMPILED: tuple[tuple[str, frozenset[torch.dtype], str], ...] = (
     ("batch_norm_stats_cuda", _NOT_REAL, "native_batch_norm"),
 )
 
-_CHECKS: dict[OpOverload, _Check] = existing({
+_CHECKS: dict[OpOverload, Check] = existing({
     **{op: partial(_refused, kernel, dtypes) for kernel, dtypes, ops in _NOT_COMPILED for op in ops.split()},
     "native_group_norm": _group_norm,
     "native_layer_norm": _same(2, 3),
