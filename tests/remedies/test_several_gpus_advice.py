@@ -19,7 +19,7 @@ from oom_magic.explain.remedies.own_code.writing import CodeWriter
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Variation
 from oom_magic.predict.what_if import placement_changes
 from oom_magic.predict.what_if.change import Change
-from oom_magic.predict.what_if.model_changes import HalfWeights
+from oom_magic.predict.what_if.model_changes import HalfWeights, NoGradients
 from tests.support.versions import needs_fsdp2, needs_what_graphs_saved
 
 NAMES: dict[str, Any] = {"torch": torch, "nn": torch.nn, "dist": dist}
@@ -249,6 +249,30 @@ for _ in range(2):
     assert rehearsal.runs_frozen and not rehearsal.is_evaluation
     code = frozen_without_gradients(ast.parse(step), names)
     assert "    with torch.no_grad():\n        known = teacher(x)\n    seen = teacher(made)\n" in code
+
+
+@needs_what_graphs_saved
+def test_losses_that_are_modules_do_not_end_the_training_early() -> None:
+    """What calls are counted up to the last step decides which of them evaluate: each loss counts, or none does."""
+    step = """
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+mse = torch.nn.MSELoss()
+for _ in range(2):
+    x = torch.randn(64, 64, device="cuda")
+    known = teacher(x)
+    sum(mse(net(x), known) for _ in range(4)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    names = {"net": torch.nn.Linear(64, 4096), "teacher": torch.nn.Linear(64, 4096).eval()}
+    change, peaks = NoGradients(), []
+    for code in (step, step.replace("known = teacher(x)", "with torch.no_grad(): known = teacher(x)")):
+        rehearsal = _rehearsal(f"net.cuda()\nteacher.cuda(){code}", {**NAMES, **names}, num_gpus=1)
+        report = rehearsal.begin([change], 0)
+        peaks.append(rehearsal.run(Variation(((change, {}),))) if code is step else report)
+    assert {one.timeline.num_steps() for one in peaks} == {2}
+    assert peaks[0].peak_allocated_bytes == peaks[1].peak_allocated_bytes
+    assert peaks[0].timeline.num_allocations == peaks[1].timeline.num_allocations
 
 
 DISTILLED = """

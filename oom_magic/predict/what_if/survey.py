@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -101,9 +101,13 @@ class Survey(Change):
         self._batches |= {shape[0] for shape, _ in inputs_of(args, kwargs) if shape}
         return args, kwargs
 
+    def around_call(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Nothing; counts the calls, those of losses too, as ``NoGradients`` does."""
+        self._num_calls += 1
+        return nullcontext()
+
     def result(self, result: Any) -> Any:
         """The same; records whether it has logits."""
-        self._num_calls += 1
         self._num_forwards += torch.is_grad_enabled() and not self._has_stepped
         if has_outputs(result):
             self._logits = weakref.ref(result["logits"])
