@@ -306,6 +306,8 @@ def test_a_teacher_in_a_function_of_the_step_needs_no_graph_but_for_what_is_trai
     covered = [ast.unparse(one.body) for one in ast.walk(ast.parse(code)) if isinstance(one, ast.With)]
     alone = ["known = teacher(x)"] if known else []
     assert covered == [*alone, *(["seen = teacher(made)"] if known and made.startswith("torch") else [])]
+    names["teacher"].train()  # as a dry cell leaves it that puts it into evaluation mode
+    assert frozen_without_gradients(ast.parse(f"teacher.eval()\nnet.train()\n{step}"), names) == code
 
 
 class _Library(threading.Thread):

@@ -298,8 +298,8 @@ def frozen_without_gradients(tree: Code, names: Mapping[str, Any]) -> str:
     found = training_block(tree)
     if found is None:
         return ""
-    loop, trained = copied(found), set[str]()
-    if _frozen_under_no_grad(loop.body, names, trained):
+    loop, trained, modes = copied(found), set[str](), _modes_set(tree)
+    if _frozen_under_no_grad(loop.body, names, modes, trained):
         return ast.unparse(ast.fix_missing_locations(loop))
     calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call)]
     for one in called_in(loop, names):
@@ -307,7 +307,7 @@ def frozen_without_gradients(tree: Code, names: Mapping[str, Any]) -> str:
         made = ast.parse(ast.unparse(one.definition)).body[0]
         if not its or not isinstance(made, ast.FunctionDef):
             continue
-        if _frozen_under_no_grad(made.body, one.names, _given_by(its, made, trained)):
+        if _frozen_under_no_grad(made.body, one.names, modes, _given_by(its, made, trained)):
             return f"# in {made.name}:\n{ast.unparse(ast.fix_missing_locations(made))}"
     return ""
 
@@ -319,29 +319,33 @@ def frozen_in_function(tree: Code, names: Mapping[str, Any]) -> str:
         return ""
     made = ast.parse(ast.unparse(tree))
     given = arguments_of(tree) - names.keys()
-    is_any = _frozen_under_no_grad(vars(made.body[0])["body"], names, set(), given)
+    is_any = _frozen_under_no_grad(vars(made.body[0])["body"], names, {}, set(), given)
     return ast.unparse(ast.fix_missing_locations(made)) if is_any else ""
 
 
 def _frozen_under_no_grad(
-    body: list[ast.stmt], names: Mapping[str, Any], trained: set[str], given: Collection[str] = ()
+    body: list[ast.stmt],
+    names: Mapping[str, Any],
+    modes: Mapping[str, bool],
+    trained: set[str],
+    given: Collection[str] = (),
 ) -> bool:
     """Put the statements of a body that only call models in evaluation mode under ``no_grad``; whether there are any.
 
     What is made from names that are ``trained``, of outputs with a graph, is added to them. ``given``: as
-    ``runs_model`` has it.
+    ``runs_model`` has it. ``modes``: of models that are put in one, by name; others are in that of their object.
     """
     is_any = False
     for at, statement in enumerate(body):
-        modes = _modes_called(statement, names)
+        called = _modes_called(statement, names, modes)
         nodes = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
         if (
-            any(modes)
+            any(called)
             or any(node.id in trained for node in nodes)
-            or (not modes and runs_model(statement, names, given))
+            or (not called and runs_model(statement, names, given))
         ):
             trained |= {node.id for node in nodes if is_stored(node)}
-        elif modes and isinstance(statement, ast.Assign):
+        elif called and isinstance(statement, ast.Assign):
             body[at], is_any = _under_no_grad([statement]), True
     return is_any
 
@@ -356,10 +360,20 @@ def _given_by(calls: list[ast.Call], definition: ast.FunctionDef, trained: Colle
     return {name for name, used in reads.items() if used & set(trained)} if are_told else set(arguments)
 
 
-def _modes_called(statement: ast.stmt, names: Mapping[str, Any]) -> list[bool]:
+def _modes_called(statement: ast.stmt, names: Mapping[str, Any], modes: Mapping[str, bool]) -> list[bool]:
     """Whether each model that a statement calls is in training mode."""
-    called = [object_of(node.func, names) for node in ast.walk(statement) if isinstance(node, ast.Call)]
-    return [one.training for one in called if is_module(one)]
+    functions = [node.func for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    called = [(ast.unparse(one), object_of(one, names)) for one in functions]
+    return [modes.get(name, one.training) for name, one in called if is_module(one)]
+
+
+def _modes_set(tree: Code) -> dict[str, bool]:
+    """The models that statements put into training (True) or evaluation mode, by name; what a dry cell sets is gone."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and not node.args and not node.keywords]
+    of_modes = [one.func for one in calls if isinstance(one.func, ast.Attribute) and one.func.attr in ("train", "eval")]
+    modes = {ast.unparse(one.value): one.attr == "train" for one in of_modes}
+    both = {ast.unparse(one.value) for one in of_modes if (one.attr == "train") != modes[ast.unparse(one.value)]}
+    return {name: is_training for name, is_training in modes.items() if name not in both}
 
 
 def _evaluating(body: list[ast.stmt], models: set[str]) -> Iterator[ast.For]:
