@@ -247,6 +247,11 @@ class MemoryReport(Result):
         """
         return self._peaks_at_most(self.transient)
 
+    @property
+    def workspace_bytes(self) -> int:
+        """The most ``transient`` memory at one moment, in bytes."""
+        return max((num_bytes for _, num_bytes in self.transient), default=0)
+
     @cached_property
     def uncollected_bytes(self) -> tuple[int, int]:
         """Peak allocated and peak reserved, in bytes, if allocations ``freed_late`` are never freed.

@@ -85,8 +85,12 @@ def remedies_chart(remedies: Sequence[Remedy], as_is: AsItIs | None, lang: Langu
     marks = ((share * as_is.total_bytes - as_is.outside_bytes) / usable for share in (TIGHT_SHARE, DANGER_SHARE, 1.0))
     title = wording.price("chart_title", usable_bytes=as_is.usable_bytes)
     lines = translate("chart_lines", lang)
-    bound = [Sentence(translate("priced_as_eager", lang), "warning")] if as_is.is_upper_bound else []
-    return [*bound, Bars(bars, title, as_is.usable_bytes, tuple(max(mark, 0.0) for mark in marks), lines)]
+    notes = [translate("priced_as_eager", lang)] if as_is.is_upper_bound else []
+    rooms = [min(one.workspace_bytes, as_is.usable_bytes - (one.needed_bytes or 0)) for one, _ in words]
+    if max(rooms) > 0:
+        notes.append(translate("without_workspaces", lang, workspace_bytes=max(rooms)))
+    warnings = [Sentence(one, "warning") for one in notes]
+    return [*warnings, Bars(bars, title, as_is.usable_bytes, tuple(max(mark, 0.0) for mark in marks), lines)]
 
 
 def _as_it_is_word(as_is: AsItIs, wording: Wording) -> str:

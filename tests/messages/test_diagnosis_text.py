@@ -85,6 +85,13 @@ def test_prices_of_compiled_code_that_was_rehearsed_as_eager_code_are_marked():
     assert "it needs at most 15.00 GiB" in texts[0].replace("\n", " ") and "as eager code no single" in texts[1]
 
 
+def test_workspaces_that_no_price_has_are_named_as_far_as_there_is_room():
+    for workspace_bytes, said in ((0, ""), (256 * MIB, "256.00 MiB"), (9 * GIB, "4.00 GiB")):
+        remedies = (replace(REMEDIES[0], workspace_bytes=workspace_bytes), *REMEDIES[1:])
+        text = " ".join(str(replace(sample("en"), remedies=remedies)).split())
+        assert f"may take up to {said} more for a moment" in text if said else "workspaces" not in text
+
+
 def test_a_run_of_which_a_part_was_followed_is_not_said_to_fit():
     as_is = replace(sample("en").as_is, needed_bytes=GIB, is_lower_bound=True)
     text = str(replace(sample("en"), as_is=as_is))

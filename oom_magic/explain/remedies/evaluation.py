@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.what_if.change import Change
 
-# A remedy that saves less than this share of what the run needs is not worth a line.
-_LEAST_SAVING = 0.01
+_LEAST_SAVING = 0.01  # of what the run needs: a remedy that saves less is not worth a line
 # Remedies up to this cost leave model, data and training as they are; if one fits, nothing is combined.
 _HARMLESS = 50
 _MOST_COMBINATIONS = 4
@@ -389,6 +388,7 @@ class RemedyEvaluator:
             remedy,
             peak_allocated_bytes=report.peak_allocated_bytes,
             saving_bytes=self.needed_bytes - now,
+            workspace_bytes=report.workspace_bytes,
             is_lower_bound=report.is_lower_bound,
         )
         return self._situation.judged(remedy, now)

@@ -25,7 +25,8 @@ class Remedy:
     ``key`` names its sentence in the catalogue (``remedy_<key>``), filled with ``values``; ``speed`` that of its
     effect on speed (``speed_<speed>``). ``peak_allocated_bytes`` and ``needed_bytes`` (the least memory for
     PyTorch) are those of the run with the change, ``saving_bytes`` is what ``needed_bytes`` falls by; ``verdict`` is on
-    the card with it. ``cost`` orders remedies of equal verdict; ``is_bought``: by other hardware, which comes last.
+    the card with it. ``workspace_bytes``: the most that cuDNN may take for a moment beside them, where there is room.
+    ``cost`` orders remedies of equal verdict; ``is_bought``: by other hardware, which comes last.
     ``is_lower_bound``: what the rest of a loop takes is not known, so ``needed_bytes`` is the least; where that fits,
     whether the run does is not known.
     """
@@ -46,6 +47,7 @@ class Remedy:
     verdict: Verdict | None = None
     is_bought: bool = False
     is_lower_bound: bool = False
+    workspace_bytes: int = 0
 
     @property
     def exceeds_ram(self) -> bool:

@@ -285,6 +285,10 @@ PAGE_CATALOGUE: Sentences = {
         "Compiled code was rehearsed as eager code, which needs more: what is needed is an upper bound, and what is"
         " saved is what eager code saves."
     ),
+    "without_workspaces": (
+        "cuDNN's workspaces are not in these figures: its convolutions may take up to {workspace_bytes} more for a"
+        " moment, where there is room."
+    ),
     "chart_lines": "Lines: tight, danger, full.",
     "row_as_it_is": "the run as it is",
     "column_needed": "needs",
