@@ -69,8 +69,9 @@ class Operator:
         self.is_composite = has_kernel and func not in table.fused
         self.is_mutable = func._schema.is_mutable
         self.returns_alias = func.is_view
-        # a composite one, such as reshape, may copy
-        self.is_view = (func.is_view and not self.is_composite) or func.overloadpacket is _aten.set_
+        # a composite one, such as reshape, may copy; the others are not called views, and are
+        is_alias = func.overloadpacket in (_aten.set_, _aten._unsafe_view)
+        self.is_view = is_alias or (func.is_view and not self.is_composite)
         self.may_be_in_place = may_be_in_place(func)
         self.is_uncounted = func in _UNCOUNTED or (func.namespace not in _OF_PYTORCH and self.rule is None)
 

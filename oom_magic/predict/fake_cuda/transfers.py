@@ -16,6 +16,7 @@ from oom_magic.predict.operators.calls import Call
 from oom_magic.predict.operators.sparse import run_sparse
 
 aten = torch.ops.aten
+_OF_ONE_AXIS = {int, slice, type(None), type(...)}  # parts of an index that are no sequences
 _FEWEST_OF_ONE_AXIS = 32  # a list with as many is one index, whatever it holds (``treatSequenceAsTuple``)
 
 
@@ -26,6 +27,8 @@ def index_of_tensors(index: Any, tensor: Callable[[Any, torch.dtype], Any]) -> A
     ``sequenceToVariable``); autograd keeps it.
     """
     if not isinstance(index, (tuple, list, range)):
+        return index
+    if isinstance(index, tuple) and _OF_ONE_AXIS.issuperset(map(type, index)):
         return index
     parts = index if _is_of_several_axes(index) else (index,)
     found = [_of_tensor(part, tensor) for part in parts]

@@ -262,8 +262,9 @@ class Staying:
 
     def is_importeds_name(self, name: str) -> bool:
         """Whether a name is in the code of a library that was imported meanwhile."""
-        entire = re.compile(rb"(?<!\w)%s(?!\w)" % re.escape(name.encode(errors="replace")))
-        return any(map(entire.search, self._imported))
+        sought = name.encode(errors="replace")
+        entire = re.compile(rb"(?<!\w)%s(?!\w)" % re.escape(sought))
+        return any(sought in text and entire.search(text) for text in self._imported)  # the former is a hundredth
 
     @functools.cached_property
     def _words(self) -> set[str]:

@@ -1,0 +1,63 @@
+"""What is known of an operator is looked up once, and again where the tables change."""
+
+from __future__ import annotations
+
+import torch
+
+import oom_magic as om
+from oom_magic.predict.fake_cuda.operator_table import OperatorTable
+from oom_magic.predict.kernels.copies import make_outputs
+
+aten = torch.ops.aten
+
+
+def test_a_handler_is_used_inside_its_block_only() -> None:
+    table = OperatorTable({}, {})
+    assert table.of(aten.mul.Tensor).handler is None and table.of(aten.mul.Tensor).rule is None
+    with table.extended({aten.mul.Tensor: print}, {aten.mul.Tensor: make_outputs}):
+        inside = table.of(aten.mul.Tensor)
+        assert inside.handler is print and inside.rule is make_outputs
+    assert table.of(aten.mul.Tensor).handler is None and table.of(aten.mul.Tensor).rule is None
+
+
+def test_what_is_one_kernel_on_cuda_is_no_composite() -> None:
+    table = OperatorTable({}, {})
+    assert table.of(aten.silu_backward.default).is_composite
+    table.fuse({aten.silu_backward.default: torch.empty_like})
+    assert not table.of(aten.silu_backward.default).is_composite
+
+
+def test_autocast_has_its_rules_whenever_it_is_turned_on() -> None:
+    """Before the run, in it, and in a run in which another ended inside it."""
+    weights = torch.nn.Linear(64, 64)
+
+    def product() -> torch.dtype:
+        weights.cuda()
+        return weights(torch.ones(4, 64, device="cuda")).dtype
+
+    def program() -> None:
+        found = [product()]
+        with torch.autocast("cuda", torch.bfloat16):
+            found.append(product())
+        found.append(product())
+        with torch.autocast("cuda", torch.float16):
+            found.append(product())
+        assert found == [torch.float32, torch.bfloat16, torch.float32, torch.float16]
+
+    def check_inside() -> None:
+        assert product() is torch.bfloat16
+
+    def stopped_inside() -> None:
+        with torch.autocast("cuda", torch.float16):
+            torch.optim.SGD(weights.parameters(), 0.1).step()
+
+    om.dry_run(program, stop_after_steps=None)
+    om.dry_run(stopped_inside, stop_after_steps=1)
+    om.dry_run(program, stop_after_steps=None)
+    torch.set_autocast_enabled("cuda", True)  # what a block does where there is a GPU
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    try:
+        om.dry_run(check_inside, stop_after_steps=None)
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", torch.float16)
