@@ -90,6 +90,7 @@ _LESS_INPUT = (
 )  # fmt: skip
 # What the check for a cause of inputs says, or a check of its own.
 _AS_CHECKED = ("smaller_input", "smaller_items", "smaller_batch_plain", "check_processes")
+_OF_NO_CAUSE = ("check_before_update",)  # checks after which no change of the run follows
 # Changes that show in the same way whether what they release was the cause.
 _RELEASING = ("map_location_cpu", "own_device", "no_grad", "no_retain_graph", "driver_limit")
 # Checks that are worth making though the cause is certain: they say how much was missing.
@@ -220,6 +221,11 @@ def _says_more_than_check(diagnosis: Diagnosis) -> bool:
     return bool(diagnosis.remedies) and diagnosis.remedies[0].key not in _AS_CHECKED and not may_be_cache(diagnosis)
 
 
+def _has_more(diagnosis: Diagnosis) -> bool:
+    """Whether a change is told with the check that comes first."""
+    return _says_more_than_check(diagnosis) and diagnosis.possible[0].check.key not in _OF_NO_CAUSE
+
+
 def _is_tried(diagnosis: Diagnosis) -> bool:
     """Whether a change is one to try: its cause is only possible, and nobody has seen or computed what it does."""
     return diagnosis.confidence is Confidence.POSSIBLE and not _is_settled(diagnosis)
@@ -238,7 +244,7 @@ def _change(diagnosis: Diagnosis, first: str) -> Block:
     if not _is_checked_first(diagnosis):
         return Sentence(translate("line_try" if _is_tried(diagnosis) else "line_best", lang, text=first), "good")
     check = render_evidence(diagnosis.possible[0].check, lang)
-    has_more = _says_more_than_check(diagnosis)
+    has_more = _has_more(diagnosis)
     tells_apart = diagnosis.possible[0].check.key.startswith("check_when_full")
     key = "line_check" if not has_more else "line_check_last" if tells_apart else "line_check_and"
     return Sentence(translate(key, lang, check=check, text=first), "good")
@@ -247,7 +253,7 @@ def _change(diagnosis: Diagnosis, first: str) -> Block:
 def _lines(diagnosis: Diagnosis, first: str) -> Iterator[Block]:
     """The lines of the first change, to copy, where it is told."""
     remedy = _first_unpriced(diagnosis)
-    if _is_checked_first(diagnosis) and not _says_more_than_check(diagnosis):
+    if _is_checked_first(diagnosis) and not _has_more(diagnosis):
         return
     if remedy is not None and remedy.code and first == Wording(diagnosis.remedies, diagnosis.lang).of(remedy):
         yield Code(code_in(diagnosis.lang, remedy.code), remedy.language)

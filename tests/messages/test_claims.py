@@ -379,6 +379,45 @@ from oom_magic.explain.explainer import explain
             ["num_gpu"], ["loaded weights", "-ngl"], id="a server that answered has its weights",
         ),
         pytest.param(
+            "my RAM: 421.5/503.5GB available. cv2.error: OpenCV(4.6.0) alloc.cpp:73: error: (-4:Insufficient memory) Failed to allocate"
+            " 4672512 bytes in function 'OutOfMemoryError'", ["a limit was reached", "ulimit"], ["array smaller"], id="RAM that was free",
+        ),
+        pytest.param(
+            "Out of memory at v0.1.17 of the ollama docker image, revert to v0.1.14 OK\nllama_new_context_with_model: total VRAM used:"
+            " 5207.27 MiB", ["from before the update"], ["-ngl"], id="an older version ran",
+        ),
+        pytest.param(
+            "The warmup is successful: text_generation_router: Setting max batch total tokens to 42768\nWhen sending larger requests"
+            " the prefill crashes:\nText_generation_launcher: torch.cuda.OutOfMemoryError: CUDA out of memory.",
+            ["grows with the\\s+input"], ["in its warmup"], id="a warmup that went well",
+        ),
+        pytest.param(
+            "In MLX, however, if I delete a reference to an mx.array, there's no way to get the memory back. In pytorch I call"
+            " torch.mps.empty_cache() and it will be freed.", ["Activity Monitor"], ["torch.mps"], id="MLX is not PyTorch",
+        ),
+        pytest.param(
+            "On macOS (MPS), memory grows until the kernel kills the process. The shell reports `killed`.\nWith `empty_cache()` called"
+            " after each sentence, driver memory stays flat at 6.0 GB", ["Empty the library"], ["collected results"],
+            id="a cache that was emptied",
+        ),
+        pytest.param(
+            "t2v OOM full offload on a 12 gb 4070 ti, all model offload. Hunyuan work without problem.", ["does not say"],
+            ["read as", "low-memory setting"], id="a model that works",
+        ),
+        pytest.param(
+            "Memory usage increases linearly when using DQN, this can cause OOM. I would have expected the plot to plateau once the"
+            " replay buffer was full (at 2500 steps), but the memory use continues to increase past this point.",
+            ["no longer\\s+needed"], ["replay buffer\\) fills", "buffer smaller"], id="growth past a full buffer",
+        ),
+        pytest.param(
+            "Out of memory while aligning wavs longer than 7 minutes. I am using CPU with 60 GB ram, but that's not enough (cutting"
+            " wavs into shorter audios is not an option)", ["more RAM is free"], ["work in parts"], id="a change that is ruled out",
+        ),
+        pytest.param(
+            "GAT with DGL: training is good, the validation would meet out of memory. In validation, each forward would use new memory.",
+            ["no longer\\s+needed"], ["smaller batch"], id="new memory in each forward",
+        ),
+        pytest.param(
             "CUDA out of memory. Tried to allocate 2.00 GiB on my JAX and torch run, with os.environ['XLA_PYTHON_CLIENT_PREALLOCATE']"
             " = 'false'; JAX still takes 75 % of the memory", [], ["PREALLOCATE"], id="a line that stands there is not proposed",
         ),

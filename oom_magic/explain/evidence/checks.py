@@ -101,7 +101,7 @@ def check_for(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
     if cause is Cause.LEAK_OR_RETAINED_REFERENCE:
         runtime = "" if clues.program is None else clues.program.program.key
         is_torch = shows_pytorch(failure, clues.run.told, clues.frameworks)
-        is_torch = is_torch and "in_another_language" not in clues.run.told
+        is_torch = is_torch and not {"in_another_language", "uses_mlx"} & clues.run.told
         is_elsewhere = backend is None and (clues.accelerator or "cuda") not in _COUNTERS
         is_elsewhere = is_elsewhere or runtime not in ("", "diffusers", *_COUNTERS)
         if is_elsewhere or not (is_torch or runtime in _COUNTERS):  # nobody prints there

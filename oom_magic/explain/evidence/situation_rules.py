@@ -367,7 +367,7 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("told_frees_at_end"))
         yield Support(Cause.OTHER_PROCESS, 0.2, Evidence("told_frees_at_end"))
         yield Support(Cause.ACTIVATIONS, -0.5)
-    if "replays" in told:
+    if "replays" in told and "grows_past_buffer" not in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.4, Evidence("replay_buffer"))
         yield Support(Cause.ACTIVATIONS, -0.4)  # such networks are small
     yield from _kept(clues)

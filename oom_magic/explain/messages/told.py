@@ -200,6 +200,9 @@ def _first_told(pattern: re.Pattern[str], cleaned: str) -> re.Match[str] | None:
 
 
 def _is_denied(cleaned: str, match: re.Match[str]) -> bool:
+    line = cleaned[cleaned.rfind("\n", 0, match.start()) + 1 : match.start()]
+    if line.lstrip().startswith("//"):  # a comment of code
+        return True
     return _DENIED.search(cleaned[max(0, match.start() - 24) : match.end()]) is not None
 
 

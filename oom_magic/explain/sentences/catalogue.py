@@ -96,6 +96,9 @@ CATALOGUE: Sentences = {
     ),
     "cause_leak_or_retained_reference_replay": "What is kept of past steps (a replay buffer) fills the memory.",
     "cause_host_ram": "Host memory (RAM) ran out, not GPU memory.",
+    "cause_host_ram_limited": (
+        "The system refused the process more RAM (not GPU memory), though RAM is said to be free: a limit was reached."
+    ),
     "cause_host_ram_given": "It used up the RAM that it was given; GPU memory is not counted there.",
     "cause_host_ram_told": "It is about host memory (RAM), not GPU memory.",
     "cause_host_ram_board": "The memory that the CPU and the GPU share on this machine ran out.",

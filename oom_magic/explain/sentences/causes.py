@@ -52,14 +52,8 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = next((_COPY_SUFFIXES[one.key] for one in diagnosis.evidence if one.key in _COPY_SUFFIXES), "")
     elif cause is Cause.FRAGMENTATION and failure is not None and _has_no_cache(failure):
         suffix = "_free"
-    elif cause is Cause.HOST_RAM and failure is not None and failure.format in _GIVEN:
-        suffix = "_given"
-    elif cause is Cause.HOST_RAM and failure is None:
-        suffix = "_told"
-    elif cause is Cause.HOST_RAM and diagnosis.has_one_memory:
-        suffix = "_board"
-    elif cause is Cause.HOST_RAM and failure is not None and failure.format == "windows_paging_file":
-        suffix = "_commit"
+    elif cause is Cause.HOST_RAM:
+        suffix = _suffix_of_host(diagnosis)
     elif cause is Cause.OPTIMIZER_STATE:
         suffix = next((_STATE_SUFFIXES[one.key] for one in diagnosis.evidence if one.key in _STATE_SUFFIXES), "")
     elif cause is Cause.ACTIVATIONS and any(one.key == "data_on_device" for one in diagnosis.evidence):
@@ -91,6 +85,20 @@ def _reserves(diagnosis: Diagnosis) -> bool:
     """Whether a program takes its share in advance; where nothing failed, that is what an author sees of it."""
     keys = _RESERVING_KEYS if diagnosis.main_failure is not None else (*_RESERVING_KEYS, "told_share")
     return any(one.key in keys for one in diagnosis.evidence)
+
+
+def _suffix_of_host(diagnosis: Diagnosis) -> str:
+    """Which sentence: whose limit it was, if a limit; and whether the RAM is the GPU's, too."""
+    failure = diagnosis.main_failure
+    if failure is not None and failure.format in _GIVEN:
+        return "_given"
+    if failure is not None and "ram_is_free" in diagnosis.told:
+        return "_limited"
+    if failure is None:
+        return "_told"
+    if diagnosis.has_one_memory:
+        return "_board"
+    return "_commit" if failure.format == "windows_paging_file" else ""
 
 
 def _suffix_of_leak(diagnosis: Diagnosis) -> str:

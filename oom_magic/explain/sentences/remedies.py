@@ -296,7 +296,9 @@ REMEDIES: Sentences = {
         "Keep the data in RAM and move only what a step needs to the GPU; some programs have a setting for it"
         " (--data_device cpu)."
     ),
-    "remedy_smaller_buffer": "Make the replay buffer smaller (fewer steps, pictures as uint8), or keep it in RAM.",
+    "remedy_smaller_buffer": (
+        "Make the replay buffer smaller (fewer steps, pictures as uint8); if it is on the GPU, keep it in RAM."
+    ),
     "remedy_buffer_on_disk": (
         "Store each frame of the replay buffer once and as uint8 (stacks share it), compress it, or keep the buffer in"
         " a memory-mapped file; else make it smaller."
@@ -323,6 +325,14 @@ REMEDIES: Sentences = {
     ),
     "remedy_older_version": (
         "Go back to the version from before the update, until a newer one takes no more than that."
+    ),
+    "remedy_host_limit": (
+        "RAM was free: look for a limit of the process (ulimit -v, a container's or a job's, vm.max_map_count and"
+        " overcommit, a 32-bit Python)."
+    ),
+    "remedy_clear_each": (
+        "Empty the library's cache after each use, as the text says helps; what then stays is really held, and a newer"
+        " version may not keep it."
     ),
     "remedy_flash_kernel": (
         "The line already calls PyTorch's fused attention, which still stores the scores with some masks, dtypes"

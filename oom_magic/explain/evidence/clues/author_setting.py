@@ -112,6 +112,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|\brequire ?['\"]c?u?nn?['\"]|\.java:\d|\bgoroutine\b|\.rs:\d|\btch::|libtorch|torch::",
         r"torchsharp|diffsharp|\bfsharp\b|\bcsharp\b|\b[cf]#|\bnuget\b|system\.runtime\.interopservices",
     ),
+    "uses_mlx": said_as(r"\bmlx\b|\bmx\.(?:array|eval|random)\b"),
     "has_own_page": said_as(r"lm[- ]?studio|kobold|oobabooga|text-generation-webui|gpt4all|localai"),
     "in_notebook": said_as(r"jupyter|notebook|i?pykernel|ipython|\bcolab\b|\bkaggle\b"),
     # One graph that goes through whole; many small ones are batches like any other.
@@ -376,6 +377,10 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"cpu[-_ ]offload", r"offload_(?:optimizer|param|opt)\w*", r"--offload\b(?![= ](?:none|false))",
         r"zero[-_ ]?infinity", r"ds_z[23]_offload",
     ),
+    "offloads_all": said_as(
+        r"\b(?:all|full|every|everything|any)\b(?: \w+){0,4} offload\w*"
+        r"|\boffload(?:ed|s|ing)? (?:options?|everything|all)\b",
+    ),
     "may_swap_blocks": said_as(r"\bkohya\w*|\bsd-scripts\b|\bmusubi\b|diffusion-pipe|\bflux_train\w*"),
     "fine_tunes": said_as(r"\bfine[-_ ]?tun|\bsft\b|\bdpo\b|微调"),
     "pretrains": said_as(
@@ -440,7 +445,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "dense_pairs": said_as(
         r"to_dense\w*",
-        r"pairwise[_ ]?(?:dist|sim)\w*",
+        r"pairwise[_ ]?(?:dist|sim)\w*", r"\b(?P<rows>\w+)(?:\.dot\(|\s?@\s?)(?P=rows)\.t\b",
         r"dist(?:ance)?_?matri\w*", r"(?<!size)(?<!size\()\(\s?(?P<side>\d{4,}),\s?(?P=side)\s?\)",
         r"dense (?:adj\w*|matri\w*|graph)", r"adjacency matrix", r"\bcdist\b", r"(?:distance|similarity"
         r"|affinity|gram|kernel|covariance) matrix", r"pairwise (?:dist|simil)\w*", r"\b[nN] ?[x*\u00d7] ?[nN]\b",

@@ -49,6 +49,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b(?:tak|us|consum|eat)(?:es|ing|e) more and more (?:gpu |v?ram )?(?:memory|vram|ram)\b",
         r"\d ?[mg]i?b (?:of )?(?:\w+ )?(?:memory|ram|vram)? ?(?:per|each|every|a) "
         r"(?:second|minute|hour|step|iteration|batch|epoch|request|image|frame)\b",
+        r"\b(?:each|every) (?:\w+ ){1,3}(?:would |will )?(?:uses?|takes?|allocates?) (?:up )?"
+        r"(?:new|more|additional|extra) (?:gpu )?memory\b",
         r"leak(?:s|ing)? (?:of )?(?:gpu )?memory", r"accumulates? memory", r"keep increasing until",
         r"always growing",
         r"\bthe (?:more|longer)\b[^.\n]{0,60}\bthe (?:larger|more|higher|bigger)\b[^.\n]{0,16}\bmemory",

@@ -151,7 +151,18 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"(?![^.\n]{0,24}\b(?:still|the same|same (?:error|issue|problem)|(?:did|does)(?:n't| not))\b)",
         r"\b(?:fine|well|worked|ran|normal\w*) (?:\w+ ){0,3}(?:before|until|prior to) (?:\w+ ){0,3}"
         r"(?:updat|upgrad)\w*",
-        r"(?:更新|升级)(?:之|以)?后",
+        r"\b(?:revert|roll|rolled|downgrad)\w*\b(?:[^.\n]|\.\d){0,40}\b(?:ok|works?|worked|fine|fix\w*|solv\w*)\b",
+        r"\b(?:i|we)(?:'ve| have)? (?:just |recently )?(?:updated|upgraded)\b[^\n]{0,120}\bnow\b",
+        r"\buntil (?:this|that|the last|the latest) (?:commit|update|version|release)\b|\bworked (?:in|on|with) v?\d",
+        r"(?:更新|升级)(?:之|以)?后|回退到?[^\n，。]{0,12}(?:正常|可以|好了)",
+    ),
+    "clearing_helps": said_as(
+        r"\b(?:empty_cache|clear_cache|clear_session|free_all_blocks)\b[^\n]{0,80}"
+        r"\b(?:stays? flat|fix\w*|solv\w*|helps|helped|went away|drops? back|constant)\b",
+        r"\b(?:fixed|solved|helps|helped|resolved)\b[^.]{0,120}\b(?:empty_cache|clear_cache|free_all_blocks)\b",
+    ),
+    "grows_past_buffer": said_as(
+        r"\bbuffer\b[^.\n]{0,60}\b(?:full|filled|capacity)\b[^\n]{0,120}\b(?:continu\w*|still|keeps?)\b",
     ),
     "before_loading": said_as(
         r"\bbefore (?:the |any )?(?:model(?:'s)? )?(?:weights|model|checkpoint)s? (?:\w+ ){0,2}(?:loaded|loading)\b"
@@ -161,6 +172,7 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"(?<!gpu )(?<!video )\b(?:ram|system memory)\b[^.\n]{0,16}\b(?:(?:is |was )?(?:not|n't)|isn't|wasn't) "
         r"(?:so |that |very )?(?:high|full|used)",
         r"\b(?:plenty|lots|enough) of (?:free )?(?:system )?ram\b|\bram (?:is|was) (?:low|fine|free)\b",
+        r"\bram\W{0,3}\d[\d.]{0,6} ?/ ?\d[\d.]{0,6} ?gi?b (?:available|free)\b",
     ),
     "fills_at_import": said_as(
         r"\bimport(?:s|ing|ed)?\b[^.\n]{0,100}\b(?:gpu )?(?:memory|vram)\b[^.\n]{0,30}"

@@ -109,7 +109,7 @@ _BITS = (
     (re.compile(r"q5_|q6_", re.I | re.A), 5.7),
     (re.compile(r"8[- ]?bit|int8|fp8|q8_0|w8a8|load_in_8bit|eetq", re.I | re.A), 8.5),
     (re.compile(r"fp32|float32|--dtype[= ]float(?!\d)", re.I | re.A), 32.0),
-    (re.compile(r"\bollama\b", re.I | re.A), 4.5),  # as its library has them
+    (re.compile(r"\bollama\b|\bnum_(?:gpu|batch)\b", re.I | re.A), 4.5),  # as its library has them
 )  # fmt: skip
 _BITS_OF_HALF = 16.0
 
@@ -237,6 +237,11 @@ class Weights:
 _LOADED = re.compile(r"(?:--model(?:_name_or_path|[-_]path|[-_]id)?[ =]|from_pretrained\()[ '\"]{0,3}[^\s'\"]{0,100}$")
 
 
+_RUNS = re.compile(
+    r"[\w.-]* (?:\w+ )?(?:works?|runs?) (?:\w+ )?(?:without|fine|ok|okay|well|normally|perfectly|smoothly)\b", re.I
+)
+
+
 def weights_in(text: str, *, is_quantizing: bool = False) -> Weights | None:
     """The largest model that the text names by its parameters ("7B", "8x7B") or a known name; None: it names none.
 
@@ -248,6 +253,7 @@ def weights_in(text: str, *, is_quantizing: bool = False) -> Weights | None:
     sizes = [one for one in sizes if 0.5 <= one[0] <= 700]
     sizes = [one for one in sizes if _LOADED.search(text, max(0, one[1].start() - 120), one[1].start())] or sizes
     sizes = sizes or [(size, match) for pattern, size in _NAMED if (match := pattern.search(text))]
+    sizes = [one for one in sizes if not _RUNS.match(text, one[1].end())]
     if not sizes:
         return None
     billions, match = max(sizes, key=lambda one: one[0])

@@ -169,7 +169,7 @@ PROGRAMS: tuple[Program, ...] = (
         "tgi", "Text Generation Inference",
         re.compile(r"text[-_]generation[-_](?:inference|launcher|server)|max[-_]batch[-_](?:prefill|total)[-_]tokens"),
         (_stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.6, ("quantized_model", "tgi_shards")),
-         _stage("warmup", r"(?<!after )(?<!after the )[Ww]armup|\d prefill tokens|total tokens",
+         _stage("warmup", r"(?<!after )(?<!after the )[Ww]armup|\d prefill tokens|(?<!max batch )total tokens",
                 Cause.ACTIVATIONS, 0.6)),
         remedies=("tgi_tokens", "quantized_model", "tgi_shards"),
         default_cause=(Cause.ACTIVATIONS, 0.3),
@@ -249,7 +249,9 @@ PROGRAMS: tuple[Program, ...] = (
         default_cause=(Cause.WEIGHTS_TOO_BIG, 0.3),
     ),
     Program(
-        "ollama", "Ollama", re.compile(r"\bollama\b|model requires more system memory", re.I | re.A),
+        "ollama", "Ollama", re.compile(
+            r"\bollama\b|model requires more system memory|\bnum_(?:gpu|batch|ctx)\b", re.I | re.A
+        ),
         (*_llama_stages(("ollama_context", "ollama_parallel"), ("ollama_layers", "ollama_context", "ollama_parallel"),
                         ("ollama_layers", "smaller_model")),
          _stage("kv_cache", r"memory\.required\.kv=", Cause.ACTIVATIONS, 0.45),
@@ -383,7 +385,14 @@ PROGRAMS_BY_KEY = {program.key: program for program in PROGRAMS}
 # Programs whose messages are passed on by another one; TensorFlow's allocator is XLA's, which JAX runs, too.
 _RUN_BY = {"llama_cpp": ("ollama",), "thrust": ("boosting", "rapids"), "tensorflow": ("jax",)}
 _OLLAMA_RUNS = re.compile(
-    r"\bollama(?:\[\d|[/\\] ?\w|_| run\b| serve\b| \d)|\[GIN\] \d|level=\w+ source=\w+\.go:\d", re.I | re.A
+    r"\bollama(?: (?:docker|image|container|v\d)|\[\d|[/\\] ?\w|_| run\b| serve\b| \d)"
+    r"|\[GIN\] \d|level=\w+ source=\w+\.go:\d",
+    re.I | re.A,
+)
+_WENT_WELL = re.compile(
+    r"\bsuccessful\w* (?:warm-?up|load\w*)"
+    r"|\b(?:warm-?up|loading) (?:is|was|went) (?:successful|ok|fine|done|well)\w*",
+    re.I,
 )
 _IN_FUNCTION = re.compile(r"\d,? in \w")
 _SHOWS_TORCH = re.compile(r"torch|\.cuda\(|transformers|lightning|accelerate|deepspeed|diffusers", re.I)
@@ -444,7 +453,8 @@ def _is_first_server(program: Program, text: str) -> bool:
 
 def _stage_of(program: Program, text: str, trace: str) -> Stage | None:
     """The stage by the frames, else by the text: one that encloses all that it calls, else the innermost."""
-    lines = trace.split("\n")[-120:]
+    text = _WENT_WELL.sub("", text)
+    lines = _WENT_WELL.sub("", trace).split("\n")[-120:]
     frames = [line for line in lines if _IN_FUNCTION.search(line)]
     outer = (one for one in program.stages if one.encloses and any(one.pattern.search(line) for line in frames))
     enclosing = next(outer, None)

@@ -25,7 +25,8 @@ _CHANGES: Mapping[str, re.Pattern[str]] = {
     ),
     "tried_length": words(
         r"\bmax[-_ ](?:\w{1,9}[-_ ])?len\w*|\bcontext[-_ ]?(?:length|size|window)|\bnum_ctx|\bn_ctx|\bctx[-_]size"
-        r"|\bsequence[-_ ]len\w*|\bcutoff_len|\bblock_size\b",
+        r"|\bsequence[-_ ]len\w*|\bcutoff_len|\bblock_size\b"
+        r"|\bshorter (?:wavs?|audios?|videos?|clips?|texts?|files?|recordings?)\b",
         r"序列长度|上下文",
     ),
     "tried_workers": words(r"\b(?:num[-_ ]?)?workers?\b"),
@@ -97,6 +98,13 @@ _NOT_MADE = words(
     r"|\bwhen i (?:try to )?(?:enlarg|increas|rais)\w*",
     r"不知道|怎么(?:设置|改)",
 )
+# Said of a change that is out of the question: no cause is ruled out by that, but nobody wants to be told it.
+_BARRED = words(
+    r"\b(?:is|are|was|it'?s) (?:not an|no) option\b|\bout of the question\b"
+    r"|\b(?:can(?:'?t|not| not)|could(?:n'?t| not)|unable to|(?:do(?:n'?t| not)|not) want to|without having to)"
+    r" (?:\w+ ){0,2}(?:reduc|decreas|lower|cut|split|downscal|resiz|shrink|chang|crop|shorten)\w*",
+    r"(?:不能|不想|无法|没法)[^\n，。]{0,4}[减降调改缩]",
+)
 _PROPOSED = re.compile(rf"(?:try setting \S{{1,60}} )?{TIP}")
 _END = re.compile(r"(?:[!?;]|\.(?![\w/]))[\s\"')]{0,4}|[。！？；\n]{1,4}")
 
@@ -109,6 +117,16 @@ def tried_in(text: str) -> dict[str, str]:
     # a message in the middle of a sentence makes it long
     parts = [one[at : at + _LONGEST_SENTENCE] for one in sentences for at in range(0, len(one), _LONGEST_SENTENCE)]
     return dict(_tried(parts))
+
+
+def barred_in(text: str) -> dict[str, str]:
+    """The changes that an author rules out, as keys (``barred_size`` of ``tried_size``) and the sentence that does."""
+    found: dict[str, str] = {}
+    for one in _END.split(text[:_LONGEST_READ]):
+        if _BARRED.search(one):
+            keys = (key for key, pattern in _CHANGES.items() if pattern.search(one))
+            found |= {key.replace("tried_", "barred_"): one.strip()[:_LONGEST_SENTENCE] for key in keys}
+    return found
 
 
 def _tried(sentences: list[str]) -> Iterator[tuple[str, str]]:

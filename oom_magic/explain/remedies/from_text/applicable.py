@@ -44,6 +44,7 @@ _UNSPECIFIC = {
 }  # fmt: skip
 # Settings that any training may have off, in one sentence.
 _OF_ANY_TRAINING = ("half_setting", "checkpointing_setting")
+_OF_A_CACHE = (Cause.LEAK_OR_RETAINED_REFERENCE, Cause.HOST_RAM, Cause.FRAGMENTATION)
 _MOST = 2
 _SURE = (Confidence.CERTAIN, Confidence.LIKELY)
 _OF_ITS_OWN = {"learns", "trains", "infers", "in_container"}  # what fills RAM there is not only what is read
@@ -62,6 +63,8 @@ def applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) ->
         keys = tuple("smaller_graph" if key == "smaller_input" else key for key in keys)
     if "may_evaluate" in facts and diagnosis.cause in INPUT_CAUSES:
         keys = tuple("smaller_input" if key == "smaller_batch_any" else key for key in keys)
+    if is_text and "clearing_helps" in facts and diagnosis.cause in _OF_A_CACHE:
+        keys = ("clear_each",)
     if "smaller_image" in keys:
         keys = tuple(key for key in keys if key != "smaller_input")
     if diagnosis.backend == "mps":
@@ -69,7 +72,7 @@ def applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) ->
     for key in keys:
         told = founded(key, facts)
         if key == "stream_data" and not told and is_text and (len(keys) == 1 or not facts & _OF_ITS_OWN):
-            yield "hold_less"
+            yield founded("hold_less", facts)
         elif told and not _is_unfounded(told, diagnosis):
             yield _fitting(told, diagnosis)
 

@@ -362,7 +362,9 @@ def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
     if "free_above_request" in keys:
         found += ["page_file", "more_ram"]
     failure = diagnosis.main_failure
-    is_of_pairs = "dense_pairs" in diagnosis.told
+    is_of_pairs = "dense_pairs" in diagnosis.told and (failure is None or (failure.requested_bytes or 0) >= GIB)
+    if failure is not None and "ram_is_free" in diagnosis.told:
+        return tuple(dict.fromkeys((*found, "host_limit")))
     if failure is not None and failure.requested_bytes and (is_of_pairs or failure.requested_bytes >= _LARGE_ARRAY):
         return tuple(dict.fromkeys((*found, "smaller_array", "stream_data")))
     if failure is not None and (failure.requested_bytes or 0) >= _NOTABLE_ARRAY:

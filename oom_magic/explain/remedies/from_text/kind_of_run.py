@@ -107,6 +107,7 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
     told, failure = diagnosis.told, diagnosis.main_failure
     is_settled = not diagnosis.setup_phrases and not diagnosis.story.proposals  # a guide proposes what it sets
     found = {one for one in told if is_settled or not one.startswith(_OF_THE_RUN) or one == "has_batch_of_one"}
+    found |= {one.replace("barred_", "tried_") for one in told if one.startswith("barred_")}
     found |= {name.replace(" ", "_").lower() for name in diagnosis.frameworks}
     found |= _AT_HAND if not is_text else _whose_loop(diagnosis)
     loads = "workers" in told or "pins" in told or (failure is not None and "dataloader" in failure.format)
@@ -117,7 +118,7 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
         f"on_{diagnosis.accelerator}": True,
         "may_have_batch": _may_have_batch(diagnosis),
         "by_a_program": diagnosis.program and (diagnosis.program != "pictures" or "diffuses" in told),
-        "of_pytorch": is_of_pytorch(diagnosis) and "in_another_language" not in told,
+        "of_pytorch": is_of_pytorch(diagnosis) and not {"in_another_language", "uses_mlx"} & told,
         "has_batch_of_one": "shape_of_one" in evidence,
         "diffuses": diagnosis.program in ("diffusers", "diffusion", "webui", "comfyui"),
         "of_tokens": names_tokens(diagnosis),
