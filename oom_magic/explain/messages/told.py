@@ -51,6 +51,7 @@ _TOLD_HOST = (
 _TOLD = (
     r"\bmemory (?:errors?|issues?|problems?)\b|(?<![a-z0-9_])oom(?:s|ed|ing)?(?![a-z0-9_])(?![ -]?kill)"
     rf"|\bout[- ]of[- ]{MEMORY}\b"
+    r"|\bno (?:more )?(?:memory|ram) (?:is |was )?left\b"
     r"|\b(?:runs?|running|ran) out of memory\b|\b(?:un|in)sufficient (?:v-?ram|memory)\b"
     r"|\bmemory (?:to )?(?:explo[ds]\w+|blows? up|overflow\w*)"
 )
