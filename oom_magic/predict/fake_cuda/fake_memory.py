@@ -17,7 +17,7 @@ from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
 
 from oom_magic.language import _, ngettext
 from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory
-from oom_magic.memory.allocator.segments import SMALL_SEGMENT_BYTES, round_up
+from oom_magic.memory.allocator.segments import MIN_LARGE_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, round_up
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
 from oom_magic.memory.workspaces import KeptWorkspace, Owner, PrivatePool
@@ -200,13 +200,15 @@ class FakeMemory:
         """Hold what private pools have before the code runs, on the cards that exist; the bytes held so far.
 
         What is free there is reserved for their owners alone: in segments of the small pool, each of a stream of its
-        own, from which a block was taken and freed.
+        own, from which a block was taken and freed. What is allocated is taken in pieces of which none is rounded up.
         """
         for one in pools:
             if one.card < len(self.recorders) and one[:2] not in self._private:
                 self._private[one[:2]] = one.allocated_bytes + one.free_bytes
                 with self.on_card(one.card):
-                    self.take(one.allocated_bytes, "private_pool", Phase.OTHER, Category.WORKSPACE)
+                    with self.streams.alone():
+                        for num_bytes in _unrounded(one.allocated_bytes):
+                            self.take(num_bytes, "private_pool", Phase.OTHER, Category.WORKSPACE)
                     for _unused in range(round_up(one.free_bytes, SMALL_SEGMENT_BYTES) // SMALL_SEGMENT_BYTES):
                         with self.streams.alone():
                             self.recorder.free(self.take(1, "private_pool", Phase.OTHER, Category.WORKSPACE))
@@ -404,3 +406,15 @@ class FakeMemory:
             self.values.forget(entry.key)
         if entry.allocation >= 0:
             self.recorders[entry.card].free(entry.allocation)
+
+
+def _unrounded(num_bytes: int) -> Iterator[int]:
+    """Sizes that make up ``num_bytes``, none of which gets a larger block than it asks for."""
+    whole = num_bytes // SMALL_SEGMENT_BYTES * SMALL_SEGMENT_BYTES
+    left = num_bytes
+    if whole >= MIN_LARGE_BYTES:
+        yield whole
+        left -= whole
+    while left > 0:
+        yield min(left, SMALL_BYTES)
+        left -= SMALL_BYTES
