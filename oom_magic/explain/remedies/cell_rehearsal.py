@@ -21,6 +21,7 @@ from oom_magic.explain.remedies.own_code.models import MadeInside, own_names
 from oom_magic.explain.remedies.own_code.other_cells import (
     EVALUATES,
     arguments_of_earlier_cells,
+    handler_of_out_of_memory,
     speaks_of_training,
 )
 from oom_magic.explain.remedies.own_code.placement import own_placement
@@ -39,6 +40,7 @@ from oom_magic.explain.remedies.rehearsal import (
     NotEvaluatedError,
     Variation,
     check_surveyed,
+    marked,
     rehearse,
 )
 from oom_magic.explain.remedies.room import names_needed
@@ -52,7 +54,6 @@ from oom_magic.explain.remedies.size_parameters import (
     leading_names,
     sizes_of_inputs,
 )
-from oom_magic.language import _
 
 if TYPE_CHECKING:
     from oom_magic.explain.remedies.room import InTheWay
@@ -118,6 +119,7 @@ class CellRehearsal:
         self.has_failed = start is not None
         self._find_in_the_way = find_in_the_way
         self._num_steps: StopAfter = STEPS
+        self._usable_bytes = 0  # where the code goes on where memory runs out, it runs out at so much; 0: never
         self.parameters: dict[str, SizeParameter | None] = {}
         self._survey: Survey | None = None
         self._made_inside = MadeInside()
@@ -133,7 +135,7 @@ class CellRehearsal:
 
     def begin(self, changes: Sequence[Change], enough_bytes: int, is_brief: bool = False) -> MemoryReport:
         """Execute the unchanged cell on a pretend card; all variations are followed equally far."""
-        self._num_steps = STEPS
+        self._num_steps, self._usable_bytes = STEPS, enough_bytes
         return self._begin(changes, enough_bytes=enough_bytes, leaves_like_steps=is_brief)
 
     def _begin(self, changes: Sequence[Change], **limits: Any) -> MemoryReport:
@@ -452,37 +454,35 @@ class CellRehearsal:
             if dropped is not None:
                 dropped.leave(self._names)
             with rewritten_cell(self._tree, self._names, overridden, growth, written):
-                rebound = ReboundNames(self._names, session.fake_gpu, leaves)
-                self._call(rebound.watched(self._tree), self._names)
+                tree = ReboundNames(self._names, session.fake_gpu, leaves).watched(self._tree)
+                if self._usable_bytes and self._goes_on:
+                    session.limit_where_caught(self._usable_bytes, ast.unparse(tree), most_failures)
+                self._call(tree, self._names)
 
         written = self._written(changes)
         made = [change for change in changes if change not in written]
-        leaves = self._leaves
+        leaves, most_failures = self._leaves, None
+        absent = self._absent if dropped is None else self._absent | dropped.objects
         namespaces = [self._names, *(names.namespace for names in self._decided or ())]
         while True:
-            session = DrySession(
-                **self._alike,
-                changes=(*made, self._largest),
-                absent=self._absent if dropped is None else self._absent | dropped.objects,
-            )
+            session = DrySession(**self._alike, changes=(*made, self._largest), absent=absent)
             session.training.stop_rule = self._stop_rule(**limits)
             try:
                 report = rehearse(partial(session.run, call, namespaces, self._decided))
             except MissingNameError as error:
                 if self._start is None or not self._start.keep(error.name):
                     raise
+            except NotEvaluatedError:
+                if not session.num_caught:
+                    raise
+                most_failures = session.num_caught - 1  # nothing that it tries fits: the last try is followed
             else:
                 self._training = session.training
-                return self._marked(report, session.training), session.training
+                return marked(report, session.training, self._largest), session.training
 
-    def _marked(self, report: MemoryReport, training: Training) -> MemoryReport:
-        """The report, a lower bound where later steps may have larger batches."""
-        from oom_magic.memory.report import Assumption
-
-        if not (report.timeline.was_left and training.has_new_sizes) or self._largest.are_known:
-            return report
-        text = _("the batches of the steps that were followed have different sizes; later ones may take more")
-        return replace(report, assumptions=(*report.assumptions, Assumption(text, is_lower_bound=True)))
+    @cached_property
+    def _goes_on(self) -> bool:
+        return bool(handler_of_out_of_memory(self._tree, self._names))
 
     @cached_property
     def _largest(self) -> LargestSamples:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oom_magic.computing_time import computing_seconds
 from oom_magic.errors import InvalidSettingError
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.growth import Growth
+from oom_magic.language import _
 from oom_magic.predict.silence import silenced
 
 if TYPE_CHECKING:
     from oom_magic.explain.remedies.room import InTheWay
     from oom_magic.memory.report import MemoryReport
+    from oom_magic.predict.instrumentation.training import Training
     from oom_magic.predict.setups.setup import TrainingSetup
     from oom_magic.predict.what_if.change import Change
+    from oom_magic.predict.what_if.largest_samples import LargestSamples
     from oom_magic.predict.what_if.survey import Survey
 
 # Rehearsals end before this many seconds of computing, if a further one would take as long as the longest so far.
@@ -302,6 +305,17 @@ def check_surveyed(survey: Survey | None, changes: Sequence[Change]) -> None:
         if error is not None:
             is_by_hand = isinstance(error, ByHandError)
             raise NotEvaluatedError(Evidence(f"reason_{error.key}", error.values), applies=is_by_hand)
+
+
+def marked(report: MemoryReport, training: Training, largest: LargestSamples) -> MemoryReport:
+    """The report of a run, a lower bound where later steps may have larger batches: where it is not known which samples
+    are the ``largest``."""
+    from oom_magic.memory.report import Assumption
+
+    if not (report.timeline.was_left and training.has_new_sizes) or largest.are_known:
+        return report
+    text = _("the batches of the steps that were followed have different sizes; later ones may take more")
+    return replace(report, assumptions=(*report.assumptions, Assumption(text, is_lower_bound=True)))
 
 
 def rehearse(run: Callable[[], MemoryReport]) -> MemoryReport:

@@ -245,8 +245,9 @@ CATALOGUE: Sentences = {
         " loss; if none is to follow, run the cell under torch.no_grad()."
     ),
     "catches_out_of_memory": (
-        "The code goes on where memory runs out ({handler}), which no rehearsal does: what it finds out by that, such"
-        " as the largest batch, is in the estimates what it tries first."
+        "The code goes on where memory runs out ({handler}). So do the rehearsals, with what PyTorch can use of this"
+        " card: the estimates begin after the last try that failed, with what the code then chose, such as a batch"
+        " size; with another change it may choose another. Tries that fail still fill the card."
     ),
     "largest_sample": (
         "The samples of the data have different sizes: most rehearsed batches have the largest of the {count} in them,"

@@ -104,6 +104,10 @@ class CachingAllocator:
         """Set ``limit_bytes``, as ``torch.cuda.set_per_process_memory_fraction`` does."""
         self._device.limit_bytes = limit_bytes
 
+    def resize(self, capacity_bytes: int | None) -> None:
+        """Give the device another capacity; None: it never runs out."""
+        self._device.resize(UNLIMITED if capacity_bytes is None else capacity_bytes)
+
     @property
     def peak_reserved_bytes(self) -> int:
         """The most bytes that were reserved at any moment, also within an event."""

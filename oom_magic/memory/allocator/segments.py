@@ -139,6 +139,11 @@ class DeviceMemory:
         self.num_allocs = self.num_frees = 0
         self._next_address = GRANULE_BYTES
 
+    def resize(self, capacity_bytes: int) -> None:
+        """Give the device another capacity, whatever is held of it."""
+        self.free_bytes += capacity_bytes - self.capacity_bytes
+        self.capacity_bytes = capacity_bytes
+
     def grow(self, pool: Pool, size: int) -> Block | None:
         """A new segment as one block, or None if there is too little memory (``alloc_block``)."""
         num_bytes = pool.segment_bytes(size)

@@ -76,7 +76,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         card: GPU,
         handlers: Mapping[OpOverload, Handler],
         rules: Mapping[OpOverload, Rule],
-        fail: Callable[[AllocatorOutOfMemory, str, Phase], BaseException],
+        fail: Callable[[AllocatorOutOfMemory, str, Phase], BaseException | None],
         known_outputs: KnownOutputs,
     ) -> None:
         super().__init__(recorders, attribution, fail)

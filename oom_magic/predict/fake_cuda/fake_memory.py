@@ -49,7 +49,7 @@ class FakeMemory:
         self,
         recorders: Sequence[Recorder],
         attribution: Attribution,
-        fail: Callable[[AllocatorOutOfMemory, str, Phase], BaseException],
+        fail: Callable[[AllocatorOutOfMemory, str, Phase], BaseException | None],
     ) -> None:
         super().__init__()
         self.recorders = tuple(recorders)
@@ -393,6 +393,8 @@ class FakeMemory:
             return self.recorder.allocate(num_bytes, operator, phase, line, module, category, expression, stream)
         except AllocatorOutOfMemory as error:
             failure = self._fail(error, operator, phase)
+        if failure is None:  # the card has room now
+            return self.recorder.allocate(num_bytes, operator, phase, line, module, category, expression, stream)
         try:
             raise failure  # outside of the except: the allocator's own error shall not be its context
         finally:

@@ -64,6 +64,7 @@ class Training:
         self.model_calls: list[ModelCall] = []
         self.num_calls = 0  # of models with gradients, since the last optimizer step
         self.begins_at: tuple[int, ...] = ()  # by card: the event where the run begins, if a change applies at loading
+        self._began_anew = False
         self.has_seen_like_steps = False
         self.has_new_sizes = False  # in the last step a model was called with inputs of a size not seen before
         self._gpu = gpu
@@ -140,6 +141,19 @@ class Training:
     @contextmanager
     def followed(self) -> Iterator[None]:
         """Follow the training loop while the user's code runs in the block."""
+        self._forget_steps()
+        self._watch(None)
+        with ExitStack() as stack:
+            stack.enter_context(patched(torch.nn.Module, {"__call__": self._module_call()}))
+            stack.enter_context(self._optimizer_hooks())
+            stack.enter_context(self._progress())
+            if self.stop_rule.after_steps is not None:
+                self._loops.leaves_steps = self.stop_rule.after_steps == "alike"
+                stack.enter_context(LOOPS.followed(self._loops))
+            yield
+
+    def _forget_steps(self) -> None:
+        """Count steps and calls from here on."""
         self._num_steps.clear()
         self._usage_at = []
         self._alike = None, 0
@@ -151,15 +165,15 @@ class Training:
         self._start = computing_seconds()
         self.num_calls = 0
         self.has_seen_like_steps = False
-        self._watch(None)
-        with ExitStack() as stack:
-            stack.enter_context(patched(torch.nn.Module, {"__call__": self._module_call()}))
-            stack.enter_context(self._optimizer_hooks())
-            stack.enter_context(self._progress())
-            if self.stop_rule.after_steps is not None:
-                self._loops.leaves_steps = self.stop_rule.after_steps == "alike"
-                stack.enter_context(LOOPS.followed(self._loops))
-            yield
+
+    def begin_anew(self) -> None:
+        """The run that counts begins here: what was tried before has failed, and the code goes on."""
+        self._forget_steps()
+        self.begins_at = tuple(len(recorder.order) for recorder in self._gpu.recorders)
+        self._began_anew = True
+        for recorder in self._gpu.recorders:
+            recorder.step = 0
+            recorder.marks.clear()
 
     @contextmanager
     def changed(self) -> Iterator[None]:
@@ -275,7 +289,8 @@ class Training:
             change.check(module)
             change.prepare(module)
             self._errors[change] = None
-            if change.applies_at_load and not self.begins_at:
+            if change.applies_at_load and (not self.begins_at or self._began_anew):
+                self._began_anew = False
                 self.begins_at = tuple(len(recorder.order) for recorder in self._gpu.recorders)
         except InapplicableError as error:
             self._errors.setdefault(change, error.with_traceback(None))  # its frames hold the outputs
@@ -403,8 +418,10 @@ class Training:
 
     def _has_enough(self) -> bool:
         """Whether the run has reserved as much memory as it is known to."""
-        enough = self.stop_rule.enough_bytes
-        return not enough or max(max(recorder.reserved, default=0) for recorder in self._gpu.recorders) >= enough
+        enough, recorders = self.stop_rule.enough_bytes, self._gpu.recorders
+        firsts = self.begins_at or (0,) * len(recorders)
+        reserved = (one.reserved[first:] for one, first in zip(recorders, firsts, strict=True))
+        return not enough or max(max(one, default=0) for one in reserved) >= enough
 
     def _will_have_enough(self) -> bool:
         """Whether the loop that runs is known to reserve so much, with the turns that are still to come."""

@@ -11,12 +11,17 @@ from typing import Any
 from oom_magic.explain.live.called import called_in
 from oom_magic.explain.live.later_backward import is_backward, walks_back_unmade
 from oom_magic.explain.remedies.own_code.loops import is_module, is_stored, own_arguments, own_inline_arguments
+from oom_magic.predict.caught_failures import goes_on
 
 _MAGIC = "run_cell_magic"  # of IPython, in a cell's text as it was executed
 _LOSS = re.compile(r"loss|(?<![a-z])nll", re.IGNORECASE)
 EVALUATES = re.compile(r"eval|valid|test|predict|generate|no_grad|inference_mode", re.IGNORECASE)
 _SPEAKS_OF_TRAINING = re.compile(r"backward|grad\(|\.step\(|fit\(|train", re.IGNORECASE)
 _WALKS_BACK = re.compile(r"backward|autograd\.grad\(|\.step\(|fit\(|train\w*\(\w")
+# Of accelerate, Lightning and transformers: each tries batches until one fits.
+_SEARCHES = re.compile(
+    r"find_executable_batch_size|(?:auto_)?scale_batch_size|BatchSizeFinder|auto_find_batch_size(?!=False)"
+)
 _DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
@@ -117,14 +122,15 @@ def later_backward(tree: ast.Module, names: Mapping[str, Any]) -> LaterBackward 
 
 def handler_of_out_of_memory(tree: ast.Module, names: Mapping[str, Any]) -> str:
     """What the cell, or a function of the user's that it runs, goes on with where memory runs out, as a search for a
-    batch size does: the line that catches it, "" where there is none."""
-    handlers = (one for code in _codes(tree, names) for one in ast.walk(code) if isinstance(one, ast.ExceptHandler))
-    for one in handlers:
-        kind = "" if one.type is None else ast.unparse(one.type)
-        is_it = "OutOfMemory" in kind or any("out of memory" in ast.unparse(each).lower() for each in one.body)
-        if is_it and not isinstance(one.body[-1], ast.Raise):
-            return f"except {kind}"
-    return ""
+    batch size does: the line that catches it, or the name of what searches; "" where there is none."""
+    codes = list(_codes(tree, names))
+    handlers = (one for code in codes for one in ast.walk(code) if isinstance(one, ast.ExceptHandler))
+    for one in filter(goes_on, handlers):
+        return "except" if one.type is None else f"except {ast.unparse(one.type)}"
+    read = (names.get(node.id) for node in ast.walk(tree) if isinstance(node, ast.Name))
+    texts = [*map(ast.unparse, codes), *(str(getattr(one, "__qualname__", "")) for one in read)]
+    found = next(filter(None, map(_SEARCHES.search, texts)), None)
+    return "" if found is None else found.group()
 
 
 def speaks_of_training(tree: ast.Module, names: Mapping[str, Any]) -> bool:
