@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
-import types
 import warnings
 
 import pytest
@@ -516,21 +515,3 @@ def test_where_nothing_sets_how_many_batches_are_accumulated_it_is_said():
     rehearsal.parameters["batch"], rehearsal.accumulation = find_size_parameters(tree, {"batch": 6}, "batch", 6)[0], 2
     code = rehearsal.own_code("smaller_batch", {**VALUES, "accumulation": 6})
     assert code.startswith("batch = 2\n") and "every 6 batches" in code
-
-
-@pytest.mark.parametrize(
-    ("cell", "code"),
-    [
-        (
-            "fit(batch)\ntrainer = L.Trainer(max_epochs=1)\ntrainer.fit(lit)",
-            "batch = 2\ntrainer = L.Trainer(max_epochs=1, accumulate_grad_batches=3)",
-        ),
-        ("trainer.fit(lit)", "batch = 2\n\ntrainer.accumulate_grad_batches = 3"),
-    ],
-)
-def test_a_trainer_of_lightnings_accumulates(cell, code):
-    kind = type("Trainer", (), {"__module__": "lightning.pytorch.trainer.trainer"})
-    names = {"batch": 6, "L": types.SimpleNamespace(Trainer=kind), **({"trainer": kind()} if "L." not in cell else {})}
-    rehearsal = CellRehearsal(exec, ast.parse(cell), names)
-    rehearsal.parameters["batch"] = find_size_parameters(ast.parse(cell), {"batch": 6}, "batch", 6)[0]
-    assert rehearsal.own_code("smaller_batch", VALUES) == code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import itertools
+import types
 
 import pytest
 import torch
@@ -98,3 +99,45 @@ def test_smaller_batches_are_followed_as_far_as_the_run_that_evaluates_between_i
     smaller = Variation(((AccumulatedGradients(), {}),), {"batch": 512}, batches=(2, 2))
     assert rehearsal.is_step and rehearsal.sizes["batch"] == 2048
     assert rehearsal.run(smaller).peak_allocated_bytes > 8 * 1024 * 4096 * 4  # what is kept
+
+
+LIMITED = "trainer = L.Trainer(max_epochs=1, limit_train_batches=20, limit_val_batches=STEPS, val_check_interval=0.5{})"
+LOADERS = "held = DataLoader(parts, batch)\nfit(batch)\n"
+
+
+@pytest.mark.parametrize(
+    ("cell", "accumulation", "code"),
+    [
+        (
+            "fit(batch)\ntrainer = L.Trainer(max_epochs=1)\ntrainer.fit(lit)",
+            1,
+            "batch = 2\ntrainer = L.Trainer(max_epochs=1, accumulate_grad_batches=3)",
+        ),
+        ("trainer.fit(lit)", 1, "batch = 2\n\ntrainer.accumulate_grad_batches = 3\ntrainer.overfit_batches = 12"),
+        (
+            f"fit(batch)\n{LIMITED.format(', accumulate_grad_batches=1')}\ntrainer.fit(lit)",
+            1,
+            "batch = 2\n" + LIMITED.format(", accumulate_grad_batches=3").replace("=20", "=60"),
+        ),
+        (
+            f"{LOADERS}{LIMITED.format('')}\ntrainer.fit(lit, train, held)",
+            1,
+            "batch = 2\n"
+            + LIMITED.format(", accumulate_grad_batches=3").replace("=20", "=60").replace("=STEPS", "=STEPS * 3"),
+        ),
+        (
+            f"fit(batch)\n{LIMITED.format(', accumulate_grad_batches=2')}\ntrainer.fit(lit)",
+            2,
+            "batch = 2\n" + LIMITED.format(", accumulate_grad_batches=6").replace("=20", "=60"),
+        ),
+    ],
+)
+def test_a_trainer_of_lightnings_accumulates_and_makes_as_many_steps(cell, accumulation, code):
+    """limit_train_batches=20 stayed: with batches of a third, it made a third of the steps."""
+    kind = type("Trainer", (), {"__module__": "lightning.pytorch.trainer.trainer", "overfit_batches": 4})
+    names = {"batch": 6, "STEPS": 5, "L": types.SimpleNamespace(Trainer=kind)}
+    names |= {"trainer": kind()} if "L." not in cell else {}
+    rehearsal = CellRehearsal(exec, ast.parse(cell), names)
+    rehearsal.parameters["batch"] = find_size_parameters(ast.parse(cell), {"batch": 6}, "batch", 6)[0]
+    rehearsal.accumulation = accumulation
+    assert rehearsal.own_code("smaller_batch", {**VALUES, "accumulation": 3 * accumulation}) == code

@@ -22,6 +22,8 @@ from oom_magic.explain.remedies.own_code.loops import (
 
 _WRAPPING = ("enumerate", "tqdm")  # which go over what they are given
 ACCUMULATED_BATCHES = "accumulate_grad_batches"  # of Lightning's trainer
+TRAINER_LIMITS = ("limit_train_batches", "overfit_batches", "val_check_interval")  # which count its batches
+_VALIDATED = ("val_dataloaders", "datamodule")  # what it is given to validate
 
 
 def accumulating(
@@ -59,6 +61,7 @@ def with_more_batches(
     loops = [node for node in ast.walk(made) if isinstance(node, (ast.For, ast.While))]
     steps = [loop for loop in loops if {"backward", "step"} <= set(map(called_alone, _own(loop)))]
     ended = [_end_later(loop, _limits(loop, names), times, changed) for loop in steps]
+    ended += [_multiply_limits(made, one, names, times, sizes) for one in _trainers(made, names)]
     return ast.fix_missing_locations(made) if any(ended) else None
 
 
@@ -128,18 +131,56 @@ def _count_slower(statement: ast.If | ast.While, counters: Mapping[str, str]) ->
     return reads
 
 
-def accumulated_by_trainer(tree: ast.Module, names: Mapping[str, Any], number: int) -> ast.Module | None:
-    """A copy of statements in which the trainer of Lightning's that they make accumulates gradients of so many batches.
+def accumulated_by_trainer(
+    tree: ast.Module, names: Mapping[str, Any], number: int, sizes: Collection[str] = ()
+) -> ast.Module | None:
+    """A copy of statements in which the trainer of Lightning's that they make accumulates gradients of so many batches,
+    and has as many more where it counts them.
 
     None where they make none, or one whose settings are unpacked.
     """
     made = ast.parse(ast.unparse(tree))
-    calls = [node for node in ast.walk(made) if isinstance(node, ast.Call)]
-    trainers = [one for one in calls if is_lightnings_trainer(object_of(one.func, names))]
+    trainers = _trainers(made, names)
     if len(trainers) != 1 or any(one.arg is None for one in trainers[0].keywords):
         return None
-    trainers[0].keywords.append(ast.keyword(ACCUMULATED_BATCHES, ast.Constant(number)))
+    _multiply_limits(made, trainers[0], names, Fraction(number), sizes)
+    kept = [one for one in trainers[0].keywords if one.arg != ACCUMULATED_BATCHES]
+    trainers[0].keywords = [*kept, ast.keyword(ACCUMULATED_BATCHES, ast.Constant(number))]
     return ast.fix_missing_locations(made)
+
+
+def _trainers(tree: ast.Module, names: Mapping[str, Any]) -> list[ast.Call]:
+    """The calls that make a trainer of Lightning's."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [one for one in calls if is_lightnings_trainer(object_of(one.func, names))]
+
+
+def _multiply_limits(
+    tree: ast.Module, trainer: ast.Call, names: Mapping[str, Any], times: Fraction, sizes: Collection[str]
+) -> bool:
+    """Let a trainer make ``times`` as many batches where it counts them, also of a validation whose batches depend on
+    ``sizes``; whether it does."""
+    changed = _depending(tree, sizes)
+    fits = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) == "fit"]
+    given = [one for fit in fits for one in [*fit.args[2:], *(it.value for it in fit.keywords if it.arg in _VALIDATED)]]
+    is_validated_so = any(changed.intersection(_texts(one)) for one in given)
+    limits = (*TRAINER_LIMITS, *(("limit_val_batches",) if is_validated_so else ()))
+    counting = [one for one in trainer.keywords if one.arg in limits and _is_whole(one.value, names)]
+    for one in counting:
+        one.value = _multiplied(one.value, times)
+    return bool(counting)
+
+
+def _is_whole(node: ast.expr, names: Mapping[str, Any]) -> bool:
+    """Whether an expression is a whole number: of batches, where a fraction is of the data."""
+    return type(node.value if isinstance(node, ast.Constant) else object_of(node, names)) is int
+
+
+def _multiplied(node: ast.expr, times: Fraction) -> ast.expr:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return ast.Constant(int(node.value * times))
+    more = ast.BinOp(node, ast.Mult(), ast.Constant(times.numerator))
+    return more if times.denominator == 1 else ast.BinOp(more, ast.FloorDiv(), ast.Constant(times.denominator))
 
 
 def is_lightnings_trainer(kind: Any) -> bool:

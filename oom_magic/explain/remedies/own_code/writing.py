@@ -14,6 +14,7 @@ from oom_magic.explain.live.mending import mended
 from oom_magic.explain.remedies.code import IN_A_LOOP, bound_in, code_for, lacks_names, placed_after, rebinds_model
 from oom_magic.explain.remedies.own_code.accumulation import (
     ACCUMULATED_BATCHES,
+    TRAINER_LIMITS,
     accumulated_by_trainer,
     accumulating,
     is_lightnings_trainer,
@@ -186,7 +187,7 @@ class CodeWriter:
                 elsewhere = self._longer_elsewhere(times, sizes) if code and times > 1 and longer is None else ""
                 return "\n\n".join(filter(None, (code, elsewhere)))
             tree = accumulating(self._tree, self._names, accumulation, sizes)
-            tree = tree or accumulated_by_trainer(self._tree, self._names, accumulation)
+            tree = tree or accumulated_by_trainer(self._tree, self._names, accumulation, sizes)
             if tree is not None:
                 return "\n".join([*targets, *shown(tree, before, sizes)])
         return "\n\n".join(["\n".join(changed), self._loop_elsewhere(accumulation, sizes)])
@@ -195,7 +196,10 @@ class CodeWriter:
         """The loop of a function that the cell runs, which accumulates, or what to do."""
         for name, value in list(self._names.items()):
             if is_lightnings_trainer(type(value)) and not name.startswith("_"):
-                return f"{name}.{ACCUMULATED_BATCHES} = {accumulation}"
+                limits = {one: getattr(value, one, None) for one in TRAINER_LIMITS}
+                more = {one: accumulation * limit for one, limit in limits.items() if type(limit) is int}
+                settings = {ACCUMULATED_BATCHES: accumulation, **more}
+                return "\n".join(f"{name}.{setting} = {number}" for setting, number in settings.items())
         own = {*sizes, *(f"self.{one.rpartition('.')[2]}" for one in sizes)}  # as a method calls them
         code = self._in_function(lambda tree, names: accumulating(tree, names, accumulation, own))
         return code or accumulated_in_words(accumulation)
