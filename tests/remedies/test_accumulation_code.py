@@ -68,7 +68,6 @@ def test_gradients_whose_norm_is_kept_are_clipped_before_the_step():
     assert at < lines.index("opt.step()") and lines[at - 1].startswith("if number % accumulation")
     scaled = own_code(ast.parse(source), {"net": make()}, "mixed_precision", {"dtype": "fp16"})
     assert scaled.index("scaler.unscale_(opt)") < scaled.index("norm = ") < scaled.index("scaler.step(opt)")
-    assert "norm" not in rewritten("smaller_batch", f"{source}    print(norm)\n")  # not there in each turn
 
 
 def test_the_statement_that_sets_the_batch_is_shown_as_it_then_is():

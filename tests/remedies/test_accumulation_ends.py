@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
+from oom_magic.explain.remedies.own_code.accumulation import accumulating
 from oom_magic.explain.remedies.rehearsal import Variation
 from oom_magic.explain.remedies.size_parameters import find_size_parameters
 from oom_magic.predict.what_if.loop_changes import AccumulatedGradients
-from tests.support.written_code import VALUES, make
+from tests.support.written_code import LOOP, VALUES, make
 
 ENDED = """
 step, batches = 0, iter(loader)
@@ -141,3 +142,24 @@ def test_a_trainer_of_lightnings_accumulates_and_makes_as_many_steps(cell, accum
     rehearsal.parameters["batch"] = find_size_parameters(ast.parse(cell), {"batch": 6}, "batch", 6)[0]
     rehearsal.accumulation = accumulation
     assert rehearsal.own_code("smaller_batch", {**VALUES, "accumulation": 3 * accumulation}) == code
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "is_written"),
+    [
+        ("", "norms.append(norm.item())", True),
+        ("", "value = norm.item()\n    norms.append(value)", True),
+        ("if norms and norm > 9: print(norm)", "norms.append(norm)", False),
+        ("", "if norm > 1e9: break", False),
+    ],
+)
+def test_a_norm_that_is_read_behind_the_step_is_read_once_a_step(first, last, is_written):
+    source = LOOP.replace("torch.nn.utils.clip", "norm = torch.nn.utils.clip")
+    head, turn, rest = source.partition("for images, labels in loader:\n")
+    made = accumulating(ast.parse(f"{head}norms = []\n{turn}    {first}\n{rest}    {last}\n"), {}, 3)
+    assert (made is not None) == is_written
+    if made is not None:
+        data = [(torch.randn(2, 4), torch.randn(2, 2)) for _ in range(6)]
+        names = {"torch": torch, "make": make, "loader": data}
+        exec(ast.unparse(made), names)
+        assert len(names["losses"]) == 6 and len(names["norms"]) == 2

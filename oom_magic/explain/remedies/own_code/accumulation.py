@@ -211,10 +211,11 @@ def _accumulate(loop: ast.For | ast.While, limits: Collection[Argument]) -> bool
     if not any(called_alone(node) == "step" for one in updates for node in ast.walk(one)):
         return False
     (backward,) = backwards(loop.body)
+    reading = _reading_updates(loop.body, updates)
+    if reading is None:
+        return False
+    updates = [one for one in loop.body if one in updates or one in reading]
     others = [one for one in loop.body if one not in updates]
-    kept = {node.id for one in updates for node in ast.walk(one) if is_stored(node)}
-    if any(isinstance(node, ast.Name) and node.id in kept for one in others for node in ast.walk(one)):
-        return False  # it is not there in each turn
     divide(backward, "accumulation")
     updates.sort(key=lambda one: called_alone(one) == "zero_grad")  # at the end, else as they were
     if isinstance(loop, ast.While) or _draws_batches(loop):
@@ -230,6 +231,20 @@ def _accumulate(loop: ast.For | ast.While, limits: Collection[Argument]) -> bool
     later = [ast.If(condition, of_steps, []) if one in of_steps else one for one in later]
     loop.body = [*others[:at], ast.If(condition, updates, []), *later]
     return True
+
+
+def _reading_updates(body: list[ast.stmt], updates: list[ast.stmt]) -> list[ast.stmt] | None:
+    """The statements of a loop that read what an update keeps, such as the norm that clipping returns, or what such
+    statements make: they belong to the step. None where one runs before it, or may end the turn."""
+    kept: set[str] = set()
+    found: list[ast.stmt] = []
+    for one in body:
+        if one in updates or kept.intersection(_texts(one)):
+            kept |= {node.id for node in ast.walk(one) if is_stored(node)}
+            found += [] if one in updates else [one]
+    others = (one for one in body if one not in updates and one not in found)
+    is_read_before = any(kept.intersection(_texts(one)) for one in others)
+    return None if is_read_before or any(map(_leads_out, found)) else found
 
 
 def _accumulate_inside(
