@@ -21,9 +21,10 @@ from tests.programs.layout_cases import LAYOUTS
 from tests.programs.loop_cases import LOOPS
 from tests.programs.notebook_programs import NOTEBOOKS
 from tests.programs.program_cases import PROGRAMS as SHORT
+from tests.programs.seldom_cases import SELDOM
 from tests.programs.sparse_and_graph_cases import SPARSE_AND_GRAPHS
 
-PROGRAMS = SHORT | DERIVATIVES | SPARSE_AND_GRAPHS | LAYOUTS | NOTEBOOKS | LOOPS
+PROGRAMS = SHORT | DERIVATIVES | SPARSE_AND_GRAPHS | LAYOUTS | NOTEBOOKS | LOOPS | SELDOM
 TRUTH = Path(__file__).with_name("programs_truth.json")
 
 

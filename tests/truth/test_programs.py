@@ -14,6 +14,7 @@ from tests.programs.derivative_cases import DERIVATIVES
 from tests.programs.layout_cases import LAYOUTS
 from tests.programs.notebook_programs import NOTEBOOKS
 from tests.programs.program_cases import PROGRAMS
+from tests.programs.seldom_cases import SELDOM
 from tests.programs.sparse_and_graph_cases import SPARSE_AND_GRAPHS
 from tests.support.folders import DATA
 from tests.support.put_back import observed
@@ -22,7 +23,7 @@ from tests.support.stub_estimates import stub_of_cudnn  # noqa: F401 - a fixture
 pytestmark = pytest.mark.usefixtures("stub_of_cudnn")
 TRUTH = json.loads((DATA / "programs_truth.json").read_text())
 VERSION = torch.__version__.partition("+")[0]
-ALL = PROGRAMS | DERIVATIVES | SPARSE_AND_GRAPHS | LAYOUTS | NOTEBOOKS
+ALL = PROGRAMS | DERIVATIVES | SPARSE_AND_GRAPHS | LAYOUTS | NOTEBOOKS | SELDOM
 
 
 @pytest.mark.sampled(16)
