@@ -142,8 +142,8 @@ def test_a_small_model_goes_with_the_optimizer_that_holds_more() -> None:
     optimizer.zero_grad()
     names = {"small": small, "optimizer": optimizer, "net": net, "x": torch.ones(4)}
     held = 4 * (64 * 64 + 64)
-    found = find_in_the_way(names, {"net"}, storage_of, total_bytes=30 * held)  # its states are 1/15, its weights 1/30
+    found = find_in_the_way(names, {"net"}, storage_of, room_bytes=30 * held)  # its states are 1/15, its weights 1/30
     assert found is not None and found.names == ("optimizer", "small")
     assert 3 * held <= found.num_bytes < 3 * held + 64
-    assert find_in_the_way(names, {"net"}, storage_of, total_bytes=60 * held).names == ("optimizer", "small")  # type: ignore[union-attr]
-    assert find_in_the_way(names, {"net", "small"}, storage_of, total_bytes=30 * held).names == ("optimizer",)  # type: ignore[union-attr]
+    assert find_in_the_way(names, {"net"}, storage_of, room_bytes=60 * held).names == ("optimizer", "small")  # type: ignore[union-attr]
+    assert find_in_the_way(names, {"net", "small"}, storage_of, room_bytes=30 * held).names == ("optimizer",)  # type: ignore[union-attr]
