@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import types
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from oom_magic.explain.remedies.own_code.writing import CodeWriter
 from oom_magic.predict.session import DrySession
 from oom_magic.predict.what_if import loop_changes as habits
+from oom_magic.predict.what_if.kept_classes import KeptClasses, metrics_of_classes
 from oom_magic.predict.what_if.survey import Survey
 from tests.support.changed_loops import run
 
@@ -114,3 +120,76 @@ class _Pictures(_Labelled):
 
     def __getitem__(self, _):
         return {"x": torch.ones(3, 1024, 1024), "labels": torch.tensor(1)}
+
+
+def of_array(eval_pred):
+    logits, labels = eval_pred
+    predictions = np.argmax(logits, axis=-1)
+    return {"accuracy": float((predictions == labels).mean())}
+
+
+def of_attribute(prediction):
+    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+
+def of_name_bound_again(eval_pred):
+    predictions, labels = eval_pred
+    predictions = np.argmax(predictions, 1)
+    return {"accuracy": float((predictions == labels).mean())}
+
+
+def of_shares(eval_pred):
+    logits, labels = eval_pred
+    shares = np.exp(logits)
+    return {"accuracy": float((logits.argmax(-1) == labels).mean()), "mean": float(shares.mean())}
+
+
+def of_all(eval_pred):
+    logits, _ = eval_pred
+    return {"largest": int(np.argmax(logits))}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "line"),
+    [
+        (of_array, "predictions = logits"),
+        (of_attribute, "return {'accuracy': float((prediction.predictions == prediction.label_ids).mean())}"),
+        (of_name_bound_again, "predictions = predictions"),
+        (of_shares, None),
+        (of_all, None),
+        (None, None),
+    ],
+)
+def test_metrics_that_read_the_classes_alone(metrics, line):
+    trainer = types.SimpleNamespace(compute_metrics=metrics, preprocess_logits_for_metrics=None)
+    made = metrics_of_classes(trainer)
+    assert (made is None) == (line is None) and (made is None or line in map(ast.unparse, made.body))
+    trainer.preprocess_logits_for_metrics = print
+    assert metrics_of_classes(trainer) is None
+
+
+def test_a_trainer_keeps_the_classes_in_place_of_the_logits(tmp_path):
+    """It was advised in words only, where the logits are too many for the RAM, too."""
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers.trainer")
+    options = {"report_to": [], "disable_tqdm": True, "per_device_eval_batch_size": 2}
+
+    def make():
+        args = transformers.TrainingArguments(str(tmp_path), **options)
+        return transformers.Trainer(_Wide(), args, eval_dataset=_Labelled(), compute_metrics=of_array)
+
+    change = KeptClasses()
+    survey = Survey([change])
+    peaks = [
+        DrySession("RTX 3060", changes=(one,), has_bar=False).run(lambda: make().evaluate()).peak_allocated_bytes
+        for one in (survey, change)
+    ]
+    assert survey.error(change) is None
+    assert (peaks[0] - peaks[1]) / (2 * 2**18 * 4) == pytest.approx(15, abs=0.5)
+    trainer = make()
+    code = CodeWriter(ast.parse("trainer.evaluate()"), {"trainer": trainer}, []).kept_classes()
+    names = {"trainer": trainer, "np": np}
+    exec(code, names)
+    given = np.array([1, 2]), np.array([1, 0])
+    assert names["trainer"].compute_metrics(given) == {"accuracy": 0.5}
+    assert trainer.preprocess_logits_for_metrics(torch.eye(3), None).tolist() == [0, 1, 2]

@@ -374,6 +374,8 @@ class CellRehearsal:
                 may_train = self._survey is None or self._survey.has_trained
                 if (own := self._writer.no_grad(may_train, self.runs_frozen, size)) is not None:
                     return own
+            if key == "kept_classes":
+                return self._writer.kept_classes()
             if key.startswith("single_weights"):
                 return in_single_precision(self._tree, self._names) or None
             own = self._writer.rewritten(lambda code, seen: own_code(code, seen, key, values))

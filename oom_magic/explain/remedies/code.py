@@ -248,6 +248,7 @@ TrainingArguments(..., per_device_train_batch_size={after},
 TrainingArguments(..., fsdp="full_shard auto_wrap")
 # torchrun --nproc-per-node {gpus} train.py""",
     "eval_accumulation": "TrainingArguments(..., eval_accumulation_steps=1)",
+    "kept_classes": "",  # the user's own metrics are changed
     "no_grad": "TrainingArguments(..., eval_accumulation_steps=1,\n    prediction_loss_only=True)",
 }
 _ACCELERATE = {

@@ -42,7 +42,7 @@ _LEAST_SAVING = 0.01  # of what the run needs: a remedy that saves less is not w
 # Remedies up to this cost leave model, data and training as they are; if one fits, nothing is combined.
 _HARMLESS = 50
 _MOST_COMBINATIONS = 4
-_OF_EVALUATION = ("no_grad", "eval_accumulation", "smaller_evaluation")  # which change no result
+_OF_EVALUATION = ("no_grad", "eval_accumulation", "kept_classes", "smaller_evaluation")  # which change no result
 _SEGMENTS = "expandable_segments"
 _COMPILED_ANEW = ("compile", "compile_blocks")
 _COMBINATION = RemedySpec("combination", 0, "combination", (), None, combines=False)

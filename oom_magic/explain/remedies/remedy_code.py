@@ -20,7 +20,8 @@ class RemedyCode:
     def of(self, key: str, values: Mapping[str, Any]) -> tuple[str, str]:
         """The code of a remedy, "" where it has none, and its language."""
         code, language = code_for(key, self._style, {**self._rehearsal.names, **values})
-        is_users = key == "no_grad" and self._rehearsal.runs_frozen  # around a teacher: in the user's own loss
+        # Around a teacher in the user's own loss, or in the user's metrics: no argument of the trainer's does it.
+        is_users = key == "kept_classes" or (key == "no_grad" and self._rehearsal.runs_frozen)
         if self._style == "trainer" and not is_users:
             code = self._rehearsal.own_arguments(code) or code
         else:

@@ -148,9 +148,11 @@ def _of_compiler() -> Iterator[RemedySpec]:
 
 def _of_training_loop() -> Iterator[RemedySpec]:
     from oom_magic.predict.what_if import loop_changes as loop
+    from oom_magic.predict.what_if.kept_classes import KeptClasses
 
     yield _made("released_gradients", 11, "same", ("gradient",), loop.ReleasedGradients)
     yield _made("eval_accumulation", 3, "same", STEP, loop.GatheredOnHost)
+    yield _made("kept_classes", 4, "same", STEP, KeptClasses)
     for parts in (2, 4, 8):
         yield _made("drawn_edges", 56 + parts, "faster", STEP, partial(loop.DrawnEdges, parts), slot="edges")
     yield _made("dropped_outputs", 12, "same", STEP, loop.DroppedOutputs, slot="loss")

@@ -23,6 +23,10 @@ REMEDIES: Sentences = {
     "remedy_eval_accumulation": (
         "Move what the evaluation collects to RAM after each batch (eval_accumulation_steps)."
     ),
+    "remedy_kept_classes": (
+        "Keep which class has the largest logit, not the logits (preprocess_logits_for_metrics): the metrics read only"
+        " that."
+    ),
     "remedy_sdpa": "Use PyTorch's fused attention (sdpa): the score matrix is never stored.",
     "remedy_foreach": "Run the optimizer without foreach: no temporary copies of all parameters.",
     "remedy_released_gradients": "Release gradients between steps: zero_grad() without set_to_none=False.",

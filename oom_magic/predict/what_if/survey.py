@@ -12,6 +12,7 @@ import torch
 from oom_magic.predict.isolation.context import steps_hooked
 from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.what_if.change import ByHandError, Change, InapplicableError, inputs_of
+from oom_magic.predict.what_if.kept_classes import KeptClasses, metrics_of_classes
 from oom_magic.predict.what_if.load_changes import LoadChange
 from oom_magic.predict.what_if.loop_changes import (
     DroppedOutputs,
@@ -27,9 +28,10 @@ class Survey(Change):
     """Checks ``changes`` against each model that runs, and records what the loop does. Changes nothing.
 
     ``keeps_gradients``: the loop fills them with zeros. ``keeps_outputs``: a Hugging Face model's logits live until
-    the optimizer's step. ``gathers_on_device``: a Trainer collects an evaluation there. ``batches_per_step`` counts the
-    batches before the first step: the calls of the model, where there is but one, or the backwards, if those are fewer
-    (two calls may share one). ``compares_samples``: a loss has a product of all samples of a batch with each other.
+    the optimizer's step. ``gathers_on_device``: a Trainer collects an evaluation there; ``keeps_logits``: its metrics
+    read the classes of the logits alone. ``batches_per_step`` counts the batches before the first step: the calls of
+    the model, where there is but one, or the backwards, if those are fewer (two calls may share one).
+    ``compares_samples``: a loss has a product of all samples of a batch with each other.
     """
 
     def __init__(self, changes: Iterable[Change], note: Callable[[torch.nn.Module], None] = lambda _: None) -> None:
@@ -38,7 +40,7 @@ class Survey(Change):
         self._errors: dict[Change, InapplicableError | None] = {}
         self.keeps_gradients = False
         self.keeps_outputs = False
-        self.gathers_on_device = False
+        self.gathers_on_device = self.keeps_logits = False
         self.compares_samples = False
         self._batches: set[int] = set()
         self._changes = tuple(changes)
@@ -74,6 +76,8 @@ class Survey(Change):
             return None if self.keeps_outputs else InapplicableError("outputs_dropped_already")
         if isinstance(change, GatheredOnHost):
             return None if self.gathers_on_device else InapplicableError("nothing_gathered")
+        if isinstance(change, KeptClasses):
+            return None if self.keeps_logits else InapplicableError("nothing_gathered")
         if isinstance(change, LoadChange):
             is_trained = self._has_stepped or self._num_forwards > 0
             return InapplicableError("weights_are_trained") if change.is_frozen and is_trained else None
@@ -140,6 +144,7 @@ class Survey(Change):
 
     def _evaluating(self, trainer: Any, loop: Callable[[], Any]) -> Any:
         self.gathers_on_device |= trainer.args.eval_accumulation_steps is None
+        self.keeps_logits |= metrics_of_classes(trainer) is not None
         return loop()
 
     def _counting(self, backward: Callable[..., None]) -> Callable[..., None]:

@@ -189,19 +189,24 @@ class Lines(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids}
 def compute_metrics(eval_pred):
     logits, labels = eval_pred
-    return {"accuracy": float((np.argmax(logits, -1) == labels).mean())}
+    return {"accuracy": float(({PREDICTED} == labels).mean())}
 model = GPT2LMHeadModel(config)
 training_args = TrainingArguments(output_dir="out", per_device_train_batch_size=4, per_device_eval_batch_size=8, max_steps=2,
                                   report_to="none", disable_tqdm=True, save_strategy="no", {MORE})
-trainer = Trainer(model=model, args=training_args, train_dataset=Lines(64), eval_dataset=Lines(256), compute_metrics=compute_metrics)
+trainer = Trainer(model=model, args=training_args, train_dataset=Lines(64), eval_dataset=Lines(256), compute_metrics=compute_metrics{KEPT})
 """,
         "trainer.train()",
         "metrics = trainer.evaluate()\nprint(metrics)",
     ),
-    {"MORE": ""},
+    {"MORE": "", "PREDICTED": "np.argmax(logits, -1)", "KEPT": ""},
     names("leak_or_retained_reference", *FILLED),
     names("eval_accumulation"),
-    {"eval_accumulation": put(MORE="eval_accumulation_steps=1")},
+    {
+        "eval_accumulation": put(MORE="eval_accumulation_steps=1"),
+        "kept_classes": put(
+            PREDICTED="logits", KEPT=", preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1)"
+        ),
+    },
     reads_values=True,
     copied_kib=4,
 )

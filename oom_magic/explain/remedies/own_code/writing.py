@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from oom_magic.predict.what_if.change import Change
 
 _ADAPTERS = ("lora", "qlora")
+KEEP_CLASSES = """\
+def keep_classes(logits, labels):
+    return (logits[0] if isinstance(logits, tuple) else logits).argmax(-1)"""
 
 
 def own_code(tree: Code, names: Mapping[str, Any], key: str, values: Mapping[str, Any]) -> str:
@@ -154,6 +157,24 @@ class CodeWriter:
             return None
         ways = (frozen_without_gradients, frozen_in_function) if runs_frozen else ()
         return next(filter(None, map(self.rewritten, ways)), "") or self.without_gradients()
+
+    def kept_classes(self) -> str:
+        """The metrics of a trainer that a name stands for, and what makes the classes that they then read; "" where
+        there is none whose metrics read the classes alone."""
+        from oom_magic.predict.what_if.kept_classes import metrics_of_classes  # loads torch
+
+        for name, trainer in list(self._names.items()):
+            is_trainer = not name.startswith("_") and hasattr(trainer, "preprocess_logits_for_metrics")
+            metrics = metrics_of_classes(trainer) if is_trainer else None
+            if metrics is not None:
+                lines = [
+                    f"{KEEP_CLASSES}\n\n{ast.unparse(metrics)}\n",
+                    f"{name}.preprocess_logits_for_metrics = keep_classes",
+                    f"{name}.compute_metrics = {metrics.name}",
+                ]
+                code = "\n".join(lines)
+                return placed_after(name, code) if name in bound_in(self._tree) else code
+        return ""
 
     def without_gradients(self) -> str:
         """The loops that evaluate beside a training, of the cell or a function that it runs, under ``no_grad``."""
