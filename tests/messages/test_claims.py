@@ -418,6 +418,27 @@ from oom_magic.explain.explainer import explain
             ["no longer\\s+needed"], ["smaller batch"], id="new memory in each forward",
         ),
         pytest.param(
+            "While training the synthesizer I get an error after 30 steps on average, my GPU ran out of memory. I tried reducing the"
+            " batch size to 32 but I'm still getting an error.", ["came before it fitted"], ["optimizer"], id="thirty steps had Adam's state",
+        ),
+        pytest.param(
+            "python3 -m vllm.entrypoints.openai.api_server --model=/fine_tunes/internvl2_76b_finetune --max-model-len=8192\nFirst few"
+            " inferences work with no issue. After like 10 calls the server crashes: CUDA out of memory.", ["one pass"],
+            ["a reward", "batch size"], id="a server of a model that was trained",
+        ),
+        pytest.param(
+            "pjit uses too much memory: 18b parameters in half-precision give me 36b bytes. My instance has 8 GPUs of 16 GiB and goes out"
+            " of memory.", [], ["36 billion"], id="36b bytes are no model",
+        ),
+        pytest.param(
+            "Sharding unable to utilize all RAM/HBM on 8 TPU devices with jax: each shard is limited to half of the memory.", [],
+            ["host memory"], id="RAM that cannot be used is not full",
+        ),
+        pytest.param(
+            "import dask.dataframe as dd\ndf = dd.read_table('trainSearchStream.tsv').merge(df_ai).compute()\nMemoryError on 15 GB of RAM",
+            ["RAM\\) ran out"], ["memory-mapped"], id="data that are read in parts",
+        ),
+        pytest.param(
             "CUDA out of memory. Tried to allocate 2.00 GiB on my JAX and torch run, with os.environ['XLA_PYTHON_CLIENT_PREALLOCATE']"
             " = 'false'; JAX still takes 75 % of the memory", [], ["PREALLOCATE"], id="a line that stands there is not proposed",
         ),

@@ -294,7 +294,7 @@ def _fragmentation(failure: Failure, clues: Clues) -> Iterator[Support]:
         weight = 0.18 if clues.program is None else 0.42
         if is_much:
             could_serve_twice = stuck >= 2 * requested >= held * _MUCH_STUCK_SHARE
-            weight = 0.7 if is_most else 0.55 if could_serve_twice else 0.27
+            weight = 0.7 if is_most else 0.57 if could_serve_twice else 0.27
         yield Support(Cause.FRAGMENTATION, weight, Evidence("stuck_above_request", values))
     elif is_much:
         more = {**values, "free_bytes": failure.free_bytes or 0}

@@ -204,7 +204,7 @@ def _of_whole(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, -0.4)
     is_heavy = clues.weights_bytes is not None and not are_light(failure, clues)
     is_in_vain = "smaller_input_no_help" in told or ("tried_size" in told and is_heavy)
-    if is_in_vain and "smaller_batch_helps" not in told:
+    if is_in_vain and not {"smaller_batch_helps", "after_while"} & told:
         is_of_optimizer = _trains(clues) and not clues.trains_few
         cause = Cause.OPTIMIZER_STATE if is_of_optimizer else Cause.WEIGHTS_TOO_BIG
         yield Support(cause, 0.35, Evidence("smaller_input_no_help"))

@@ -305,7 +305,8 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if failure is None or failure.backend != "cpu":
         yield from _others_told(clues)
     if "blames_fragments" in told:
-        yield Support(Cause.FRAGMENTATION, 0.4, Evidence("told_pieces"))
+        yield Support(Cause.FRAGMENTATION, 0.5, Evidence("told_pieces"))
+        yield Support(Cause.ACTIVATIONS, -0.3)
     elif {"fragments", "varies_in_length"} <= told:
         yield Support(Cause.FRAGMENTATION, 0.4, Evidence("told_fragmented"))
     if run.is_late and clues.phase != "optimizer_step":

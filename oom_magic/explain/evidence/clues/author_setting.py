@@ -112,6 +112,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|\brequire ?['\"]c?u?nn?['\"]|\.java:\d|\bgoroutine\b|\.rs:\d|\btch::|libtorch|torch::",
         r"torchsharp|diffsharp|\bfsharp\b|\bcsharp\b|\b[cf]#|\bnuget\b|system\.runtime\.interopservices",
     ),
+    "reads_in_parts": said_as(r"\bdd\.read_|\bdask\.dataframe\b|\bchunksize ?=|\bstreaming ?= ?true\b"),
     "uses_mlx": said_as(r"\bmlx\b|\bmx\.(?:array|eval|random)\b"),
     "has_own_page": said_as(r"lm[- ]?studio|kobold|oobabooga|text-generation-webui|gpt4all|localai"),
     "in_notebook": said_as(r"jupyter|notebook|i?pykernel|ipython|\bcolab\b|\bkaggle\b"),

@@ -267,6 +267,8 @@ TOLD: dict[str, re.Pattern[str]] = {
     "fragments": said_as(r"fragment(?:s|ed|ation)\b(?! ?loss)(?![^\n]{0,12}See doc)", r"碎片"),
     "blames_fragments": said_as(
         r"(?:due to|because of|caused by|lead\w* to) (?:\w+ ){0,2}fragmentation", r"碎片(?:导致|引起|造成)",
+        r"(?<!if the )\b(?:problem|issue|cause|reason) (?:is|was|seems) (?:\w+ ){0,2}fragmentation"
+        r"|\blargest contiguous\b[^.\n]{0,40}\b(?:not enough|too small)",
     ),
     "keeps_predictions": said_as(
         r"compute_metrics", r"eval_accum\w*_steps(?!\W{0,3}(?:=|:|to|is)\W{0,3}\d)",
@@ -307,7 +309,8 @@ _HAN = re.compile(r"[\u4e00-\u9fff]")
 _ADVICE = re.compile(  # with Chinese between the words
     r"(?:\bno-|是否有?|如果|检查(?!点)|防止|避免|whether|(?<!\bi )check|if there (?:is|are)(?: any)?"
     r"|against)[\s\w*]{0,12}$"
-    r"|\b(?:prevent\w*|avoid\w*)[\s\w*]{0,22}$|\b(?:no|not|cannot|n't|without)\s(?:a |any |the |be |have )?$",
+    r"|\b(?:prevent\w*|avoid\w*)[\s\w*]{0,22}$|\b(?:no|not|cannot|n't|without)\s(?:a |any |the |be |have )?$"
+    r"|\b(?:unable to|not able to|cannot|can't|n't) (?:utili[sz]e|use)\s$",
     re.I,
 )
 _GUESSED = re.compile(

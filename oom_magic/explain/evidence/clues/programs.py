@@ -389,6 +389,10 @@ _OLLAMA_RUNS = re.compile(
     r"|\[GIN\] \d|level=\w+ source=\w+\.go:\d",
     re.I | re.A,
 )
+# What starts a server, whatever the model's name says of a training.
+_SERVES = re.compile(
+    r"\bvllm\.entrypoints|\bvllm serve\b|sglang\.launch_server|text-generation-launcher|\bllama-server\b"
+)
 _WENT_WELL = re.compile(
     r"\bsuccessful\w* (?:warm-?up|load\w*)"
     r"|\b(?:warm-?up|loading) (?:is|was|went) (?:successful|ok|fine|done|well)\w*",
@@ -423,7 +427,7 @@ def find_program(text: str, trace: str, message_format: str | None = None) -> Pr
         by_format = "tensorflow"  # XLA compiles its programs, too
     if around is not None and not (around == "jax" and PROGRAMS_BY_KEY["tensorflow"].pattern.search(text)):
         by_format = around
-    trains = bool(_TRAINS.search(trace) or _TRAINS.search(text))
+    trains = bool(_TRAINS.search(trace) or (_TRAINS.search(text) and not _SERVES.search(text)))
     may_be = [one for one in PROGRAMS if one.key == by_format or (by_format is None and _may_run(one, trains))]
     in_frames = (one for one in may_be if one.key == by_format or one.pattern.search(trace))
     in_text = (one for one in may_be if not (trains and (one.is_torch or _SHOWS_TORCH.search(text))))

@@ -76,7 +76,8 @@ _IN_VAIN = words(
 )
 _TRIED = words(
     r"\b(?:i|we)(?:'ve| have)?(?: also| even| then)? (?:increased|raised|doubled|upgraded|moved|switched) (?:it )?to\b"
-    r"|\btried(?! to (?:run|train|load|bring|start|generat|execut|enlarg|increas|infer|test|launch|fine))\b"
+    r"|\btried(?! to (?:run|train|load|bring|start|generat|execut|enlarg|increas|infer|test|launch|fine"
+    r"|debug|find|see|understand|reproduce|figure))\b"
     r"|\btry(?:ing)? (?:and|to) (?:lower|reduc|decreas)\w*"
     r"|\balready (?:set|reduced|lowered|decreased|enabled|using|used|changed|increased|raised)\b"
     r"|\b(?:except|besides|other than(?! \d)|apart from|instead of|without (?:changing|reducing|lowering|using))\b",

@@ -105,7 +105,7 @@ NEEDS: Mapping[str, Needs] = {
     # The host.
     "fewer_workers": _row("workers other_workers by_dataloader", absent="one_worker tried_workers", code="own_loader"),
     "fewer_waiting": _row("workers by_dataloader", absent="tried_workers", code="own_loader"),
-    "stream_data": _row("loads_data handles_files", absent="tried_stream"),
+    "stream_data": _row("loads_data handles_files", absent="tried_stream reads_in_parts"),
     "drop_each": _row(absent="trains_by_settings clearing_helps"),
     "hold_less": _row(absent="tried_length tried_size", instead="more_ram"),
     "arrays_for_lists": _row("workers", absent="trains_by_settings"),
