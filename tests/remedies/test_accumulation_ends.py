@@ -163,3 +163,19 @@ def test_a_norm_that_is_read_behind_the_step_is_read_once_a_step(first, last, is
         names = {"torch": torch, "make": make, "loader": data}
         exec(ast.unparse(made), names)
         assert len(names["losses"]) == 6 and len(names["norms"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("phases", "is_written"),
+    [
+        ("[dict(batch=6, lr=1e-3), dict(batch=24, lr=1e-4)]", False),
+        ("({'batch': 6, 'lr': 1e-3}, {'batch': 24, 'lr': 1e-4})", False),
+        ("[dict(batch=24, lr=1e-3), dict(batch=24, lr=1e-4)]", True),
+    ],
+)
+def test_where_one_phase_of_several_has_a_smaller_batch_the_others_do_not_accumulate(phases, is_written):
+    """All phases accumulated, those too whose batches were as before: their steps had four times the samples."""
+    inner = LOOP[LOOP.index("for ") :].replace("in loader", "in loader(phase['batch'])").replace("\n", "\n    ")
+    head = LOOP[: LOOP.index("for ")]
+    tree = ast.parse(f"{head}phases = {phases}\nfor phase in phases:\n    {inner}")
+    assert (accumulating(tree, {}, 4, {"batch"}) is not None) == is_written

@@ -39,6 +39,8 @@ def accumulating(
     changed = _depending(made, sizes)
     if any(loop is not one and loop in ast.walk(one) for one in loops for loop in loops):
         return None  # the inner one makes several steps with a batch, or for one of the outer
+    if any(_differ_by_entry(node, sizes) for node in ast.walk(made)):
+        return None  # the other phases of a training would accumulate, too
     if len(loops) > 1:
         loops = [loop for loop in loops if changed.intersection(_texts(loop))]
     limits = [[one for one in _limits(loop, names) if one.is_kept(changed)] for loop in loops]
@@ -48,6 +50,25 @@ def accumulating(
     for body, at in places.values():
         body.insert(at, ast.parse(f"accumulation = {number}").body[0])
     return ast.fix_missing_locations(made)
+
+
+def _differ_by_entry(node: ast.AST, sizes: Collection[str]) -> bool:
+    """Whether a list or tuple has entries in which one of the ``sizes`` differs, such as the phases of a training."""
+    entries = node.elts if isinstance(node, (ast.List, ast.Tuple)) else []
+    for size in sizes:
+        values = {ast.unparse(value) for one in entries for name, value in _named_in(one) if name == size}
+        if len(values) > 1:
+            return True
+    return False
+
+
+def _named_in(entry: ast.expr) -> Iterator[tuple[str | None, ast.expr]]:
+    """What a dictionary, or a call such as ``dict(...)``, is given by name."""
+    if isinstance(entry, ast.Dict):
+        keys = (one.value if isinstance(one, ast.Constant) else None for one in entry.keys)
+        yield from zip((key if isinstance(key, str) else None for key in keys), entry.values, strict=True)
+    elif isinstance(entry, ast.Call):
+        yield from ((one.arg, one.value) for one in entry.keywords)
 
 
 def with_more_batches(
