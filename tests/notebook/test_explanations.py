@@ -404,7 +404,7 @@ def test_code_that_goes_on_where_memory_runs_out_is_named(shell):
     shell.run_cell(f"{CARD}import torch\nnet = torch.nn.Linear(1024, 1024).cuda()\nnet = net.cpu()\n{tried}"
                    "net.cuda()(torch.zeros(2**21, 1024, device='cuda')).sum().backward()")  # fmt: skip
     text = " ".join(str(run(shell, "%oom_explain")).split())
-    assert "where memory runs out (except torch.OutOfMemoryError), which no rehearsal does" in text
+    assert "where memory runs out (except torch.OutOfMemoryError). So do the rehearsals" in text
 
 
 def test_a_cell_whose_backward_is_in_the_next_is_priced_with_it(shell):
