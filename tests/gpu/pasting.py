@@ -15,6 +15,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from oom_magic.predict.session import DrySession
@@ -48,8 +49,9 @@ def pasted(cells: list[str], code: str) -> list[str]:
     trees[0].body[:0] = imports
     statements = [one for one in statements if one not in imports]
     parts = _parts(trees, code, statements)
-    for statement, following in zip(statements, [*statements[1:], None], strict=True):
-        place = next(_places(parts, statement), None)
+    for number, statement in enumerate(statements, 1):
+        following = next(iter(statements[number:]), None)
+        place = max(_places(parts, statement), key=partial(_alike, new=statement), default=None)
         before = None if place or not isinstance(following, ast.For) else next(_places(parts, following), None)
         if place is not None:
             body, at = place
@@ -69,11 +71,11 @@ def pasted(cells: list[str], code: str) -> list[str]:
 
 def _put_behind_what_it_changes(trees: list[ast.Module], statement: ast.stmt) -> bool:
     """Put ``model = model.to(...)`` behind the first statement that makes the model; whether it is such a statement."""
-    names = _made(statement) if isinstance(statement, ast.Assign) else set()
+    names = sorted(_made(statement) if isinstance(statement, ast.Assign) else ())
     read = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    if len(names) != 1 or not names <= read:
+    if not names or not read.issuperset(names):
         return False
-    _put_after(trees, None, *names, [statement])
+    _put_after(trees, None, names[0], [statement])
     return True
 
 
@@ -156,6 +158,13 @@ def _places(trees: Sequence[ast.AST], new: ast.stmt) -> Iterator[tuple[list[ast.
                 yield from ((body, at) for at, old in enumerate(body) if _does(old, new))
 
 
+def _alike(place: tuple[list[ast.stmt], int], new: ast.stmt) -> int:
+    """How many lines the statement at a place has in common with ``new``."""
+    body, at = place
+    lines = {line.strip() for line in ast.unparse(new).split("\n")}
+    return sum(line.strip() in lines for line in ast.unparse(body[at]).split("\n"))
+
+
 def _does(old: ast.stmt, new: ast.stmt) -> bool:
     match old, new:
         case ast.FunctionDef() | ast.ClassDef(), ast.FunctionDef() | ast.ClassDef():
@@ -176,7 +185,7 @@ def _source(loop: ast.For) -> str:
     node = loop.iter
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "enumerate":
         node = node.args[0]
-    return ast.unparse(node)
+    return ast.unparse(node).replace(" * accumulation", "")
 
 
 def peak_of(cells: list[str]) -> int:

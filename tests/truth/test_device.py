@@ -142,7 +142,12 @@ def _advised() -> list[Any]:
 
 @pytest.mark.parametrize(("device", "limit", "remedy"), _advised())
 def test_a_notebook_with_what_was_advised_takes_what_it_took_on_the_card(
-    device: str, limit: int, remedy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: str,
+    limit: int,
+    remedy: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The code that was pasted there, and the limit within which it ran."""
     for library in ("transformers", "accelerate", "torchvision", "timm"):
@@ -157,12 +162,15 @@ def test_a_notebook_with_what_was_advised_takes_what_it_took_on_the_card(
     def run() -> None:
         names: dict[str, Any] = {"__name__": "__main__"}
         for cell in remedy["cells"][len(files) :]:  # which come first
+            torch.cuda.reset_peak_memory_stats()
             exec(compile(cell, "<cell>", "exec"), names)
+        print(torch.cuda.max_memory_allocated())  # of the last cell, as on the card; what is assigned is taken back
 
     report = om.dry_run(run, gpu=device, stop_after_steps=None)
+    peak = int(capsys.readouterr().out.split()[-1])
     allocated, reserved = remedy["ran"]["allocated"], remedy["ran"]["reserved"]
-    assert report.peak_allocated_bytes <= allocated * (1 + _NEAR)
+    assert peak <= allocated * (1 + _NEAR)
     assert min(report.peak_reserved_bytes, limit) * 0.92 <= reserved <= max(report.most_bytes[1] * 1.05, limit)
     if report.most_bytes[1] == report.peak_reserved_bytes:
-        assert report.peak_allocated_bytes == pytest.approx(allocated, rel=_NEAR, abs=_SINCE)
+        assert peak == pytest.approx(allocated, rel=_NEAR, abs=_SINCE)
     assert needed_bytes(report) <= limit
