@@ -234,7 +234,7 @@ class MemoryReport(Result):
         The timeline, up to a failure, is replayed on a card that is large enough: reserved memory changes and, by
         rounding, allocated memory. Raises ValueError, with the fix, for unknown options.
         """
-        settings = AllocatorSettings.parse(options)
+        settings = replace(AllocatorSettings.parse(options), is_by_address=self.settings.is_by_address)
         return MemoryReport.from_timeline(
             self.timeline, self.device, source=self.source, settings=settings, torch_version=self.torch_version
         )

@@ -13,6 +13,7 @@ import torch
 from oom_magic.errors import first_line
 from oom_magic.garbage_collector import gc_disabled
 from oom_magic.measure.history.frames import Frame
+from oom_magic.memory.allocator import addresses
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.timeline import Mark, MarkKind
 
@@ -101,7 +102,7 @@ def read_current_state(device: int) -> AllocatorState:
 
 def read_settings(device: int) -> AllocatorSettings:
     """The allocator's settings as they are now, those made at run time included."""
-    settings = settings_in(_take_snapshot(device))
+    settings = replace(settings_in(_take_snapshot(device)), is_by_address=addresses.matter(torch.__version__))
     fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)  # since 2.8
     return replace(settings, memory_fraction=fraction) if fraction < 1 else settings
 

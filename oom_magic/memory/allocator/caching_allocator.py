@@ -5,9 +5,8 @@ names the one it follows. tests/data holds histories recorded from PyTorch 2.13:
 
 Assumptions: the driver allocates in units of 2 MiB and loses none to fragmentation; memory freed while another
 stream still uses it (``record_stream``) returns by the next request; a private pool of a CUDA graph, which has a
-negative number in a stream's place (recorded streams have their addresses), keeps what it has.
-PyTorch before 2.13 chose between equal blocks by real address: recorded training still agrees, some random
-stress does not.
+negative number in a stream's place (recorded streams have their addresses), keeps what it has. Before 2.13 the
+driver's addresses matter, of which addresses.py knows what was seen on one card.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class CachingAllocator:
         limit = int((settings.memory_fraction or 0) * total) if has_limit else UNLIMITED
         self.settings = settings
         self.allocated_bytes = self.peak_allocated_bytes = self.num_retries = 0
-        self._device = DeviceMemory(capacity, limit, total)
+        self._device = DeviceMemory(capacity, limit, total, settings.is_by_address)
         self._pools: dict[int, tuple[Pool, Pool]] = {}  # by stream: small, large
         self._max_split_bytes = settings.max_split_size_bytes or UNLIMITED
         self._split_below_bytes = UNLIMITED if settings.expandable_segments else self._max_split_bytes

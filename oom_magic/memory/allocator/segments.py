@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
+from oom_magic.memory.allocator.addresses import Addresses, ByAge, OfDriver
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.units import MIB
 
@@ -28,8 +29,7 @@ def round_up(num_bytes: int, unit_bytes: int) -> int:
 class Block:
     """A piece of a segment: ``size_bytes`` at ``address``, given out for a request or free.
 
-    Addresses grow with the age of the segment and are never used again, for PyTorch prefers, between free
-    blocks of equal size, the one in the older segment (2.13 on; before that, the lower real address).
+    Between free blocks of equal size PyTorch prefers that with the lower address (addresses.py).
     A request of 0 bytes gets a block of size 0 that is in no segment.
     """
 
@@ -130,14 +130,14 @@ class Pool:
 class DeviceMemory:
     """The memory of a device, and what the allocator holds of it."""
 
-    def __init__(self, capacity_bytes: int, limit_bytes: int, total_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, limit_bytes: int, total_bytes: int, is_by_address: bool) -> None:
         self.capacity_bytes = capacity_bytes
         self.free_bytes = capacity_bytes
         self.limit_bytes = limit_bytes  # of the memory fraction
         self.total_bytes = total_bytes
         self.reserved_bytes = self.peak_reserved_bytes = 0
         self.num_allocs = self.num_frees = 0
-        self._next_address = GRANULE_BYTES
+        self._addresses: Addresses = OfDriver() if is_by_address else ByAge(GRANULE_BYTES)
 
     def resize(self, capacity_bytes: int) -> None:
         """Give the device another capacity, whatever is held of it."""
@@ -149,13 +149,14 @@ class DeviceMemory:
         num_bytes = pool.segment_bytes(size)
         if self.reserved_bytes + num_bytes > self.limit_bytes or not self._take(num_bytes):
             return None
-        return Block(self._new_address(num_bytes), num_bytes, pool)
+        return Block(self._addresses.take(round_up(num_bytes, GRANULE_BYTES)), num_bytes, pool)
 
     def release(self, block: Block) -> None:
         """Return an unsplit free block to the driver (``release_block``)."""
         assert block.pool is not None
         block.pool.remove(block)
         self._give(block.size_bytes)
+        self._addresses.give(block.address, round_up(block.size_bytes, GRANULE_BYTES))
 
     def expand(self, pool: Pool, size: int) -> Block | None:
         """A block of at least ``size``, some of it newly mapped (``try_allocate_expandable_block``).
@@ -222,7 +223,7 @@ class DeviceMemory:
                 return start
         room = max(self.total_bytes + self.total_bytes // 8, 1)
         num_bytes = round_up(room, pool.page_bytes)
-        address = self._new_address(num_bytes)
+        address = self._addresses.take(round_up(num_bytes, GRANULE_BYTES))
         segment = Block(address, num_bytes, pool, base=address)
         segment.is_mapped = False
         pool.insert_unmapped(segment)
@@ -262,8 +263,3 @@ class DeviceMemory:
         self.free_bytes += round_up(num_bytes, GRANULE_BYTES)
         self.reserved_bytes -= num_bytes
         self.num_frees += 1
-
-    def _new_address(self, num_bytes: int) -> int:
-        address = self._next_address
-        self._next_address += round_up(num_bytes, GRANULE_BYTES)
-        return address

@@ -26,6 +26,7 @@ class AllocatorSettings:
     ``roundup_power2_divisions`` has one entry for sizes below 2 MiB, then one for each doubling, the last for
     32 GiB and more; 0 turns the rounding off. ``memory_fraction`` is
     ``torch.cuda.set_per_process_memory_fraction``; without one garbage collection does not run either.
+    ``is_by_address``, no option: PyTorch before 2.13 orders free blocks of one size by the driver's addresses.
     Source: c10/core/AllocatorConfig.h and c10/cuda/CUDAAllocatorConfig.h.
     """
 
@@ -36,6 +37,7 @@ class AllocatorSettings:
     garbage_collection_threshold: float = 0.0
     memory_fraction: float | None = None
     large_segment_bytes: int = LARGE_SEGMENT_BYTES
+    is_by_address: bool = False
 
     @classmethod
     def parse(cls, text: str) -> AllocatorSettings:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from typing import Any
 
 from oom_magic.errors import InvalidSettingError
 from oom_magic.inputs import parse_bytes
 from oom_magic.language import _
+from oom_magic.memory.allocator import addresses
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, checked_num_gpus, counted, find_gpu
 
@@ -71,7 +73,9 @@ class Hardware:
         number, name = (num_gpus, gpu) if isinstance(gpu, GPU) else counted(gpu or DEFAULT_GPU, num_gpus)
         card = name if isinstance(name, GPU) else find_gpu(name)
         job = None if num_processes is None else Job(num_processes, rank)
-        settings = AllocatorSettings.parse(_allocator_options())
+        settings = replace(
+            AllocatorSettings.parse(_allocator_options()), is_by_address=addresses.matter(version("torch"))
+        )
         total_bytes = card.total_bytes if memory is None else parse_bytes(memory)
         num_cards = checked_num_gpus(number)
         if job is not None and 1 < num_cards < job.num_processes:

@@ -8,7 +8,7 @@ Where that could be wrong by more than a small margin, the large blocks are repl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -122,7 +122,7 @@ class Peaks:
 
     def _replayed(self, rounded: IntArray) -> int:
         """The exact peak of allocations with these smallest blocks."""
-        if self.settings != AllocatorSettings():
+        if replace(self.settings, is_by_address=False) != AllocatorSettings():
             return replay(self.structure.with_sizes(rounded), settings=self.settings).peak_allocated_bytes
         is_large = rounded[self._allocations] > SMALL_BYTES
         small = np.cumsum(np.where(is_large, 0, self._signs * rounded[self._allocations]))
