@@ -204,3 +204,18 @@ def test_the_users_own_step_of_an_optimizer_is_put_back(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.optim.Rprop, "step", own)
     DrySession(has_bar=False).run(run)
     assert torch.optim.Rprop.step is own
+
+
+def test_operators_that_are_first_found_in_a_run_stay_where_pytorchs_core_refers_to_them(tmp_path, monkeypatch) -> None:
+    """A module of the user's that names ``torch.ops.aten`` made them its own: freed, they ended a later run's process."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "names_operators.py").write_text("import torch\naten = torch.ops.aten\n", "utf-8")
+    importlib.import_module("names_operators")
+
+    def first() -> None:
+        with torch.inference_mode():
+            torch.ones(4, 4, device="cuda").fliplr()
+
+    DrySession(has_bar=False).run(first)
+    assert "default" in vars(vars(torch.ops.aten)["fliplr"])
+    monkeypatch.delitem(sys.modules, "names_operators")

@@ -64,6 +64,8 @@ if sys.version_info < (3, 14):  # since then they are computed by code of the us
     _OF_FUNCTIONS += ("__annotations__",)
 _OF_EXCEPTIONS = ("__suppress_context__", "args", "__cause__", "__context__", "__traceback__")  # the last first
 _CELL_CONTENTS = vars(types.CellType)["cell_contents"]
+# ``torch.ops.aten`` and its like fill themselves. PyTorch's core refers to what it found there, and does not count it.
+_OF_OPERATORS = "torch._ops"
 _WALKED = frozenset((*_CONTAINERS, tuple, type, types.FunctionType, types.ModuleType))
 _CODES: dict[type, str] = {
     types.GeneratorType: "gi_code",
@@ -258,6 +260,8 @@ def _noted(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
     elif isinstance(one, types.FunctionType):
         yield from _noted_function(notes, copies, one)
     elif isinstance(one, types.ModuleType):
+        if kind.__module__ == _OF_OPERATORS:
+            return
         if is_users_module(one) or _is_made(one):
             notes.add_plain(vars(one), 1)
             yield from [value for name, value in vars(one).items() if not name.startswith("__")]
