@@ -102,7 +102,7 @@ def _end_later(
     """Let a loop make ``times`` as many turns, where it counts them up to what has not ``changed``; whether it does."""
     limits = list(limits)
     if isinstance(loop, ast.For) and _draws_batches(loop) and isinstance(loop.iter, ast.Call):
-        limits += [Argument(loop.iter, 0)] if len(loop.iter.args) == 1 else []
+        limits += [Argument(loop.iter.args, 0)] if len(loop.iter.args) == 1 else []
     limits = [one for one in limits if one.is_kept(changed)]
     for one in limits:
         more = ast.BinOp(one.value, ast.Mult(), ast.Constant(times.numerator))
@@ -316,25 +316,20 @@ def _ends_by_steps(loop: ast.For, before: list[ast.stmt], later: list[ast.stmt])
 
 @dataclass
 class Argument:
-    """What a call is given at a place, or by a name."""
+    """What a call is given: an entry of its arguments, or the value of a keyword."""
 
-    call: ast.Call
-    place: int | str
+    owner: Any
+    key: int | str
 
     @property
     def value(self) -> ast.expr:
-        """The expression; a constant of the function's where the call does not give it."""
-        if isinstance(self.place, int):
-            return self.call.args[self.place]
-        return next(one.value for one in self.call.keywords if one.arg == self.place)
+        """The expression, which can be set."""
+        found: ast.expr = self.owner[self.key]
+        return found
 
     @value.setter
     def value(self, value: ast.expr) -> None:
-        if isinstance(self.place, int):
-            self.call.args[self.place] = value
-        else:
-            given = next(one for one in self.call.keywords if one.arg == self.place)
-            given.value = value
+        self.owner[self.key] = value
 
     def is_kept(self, changed: Collection[str]) -> bool:
         """Whether it is the same number of batches when what has ``changed`` has."""
@@ -349,10 +344,10 @@ def _limits(loop: ast.For | ast.While, names: Mapping[str, Any]) -> Iterator[Arg
     if not isinstance(node, ast.Call):
         return
     if _called(node) == "islice" and len(node.args) > 1:
-        yield Argument(node, 1)
+        yield Argument(node.args, 1)
     for one in node.args if _called(node) == "zip" else ():
         if isinstance(one, ast.Call) and _called(one) == "range" and len(one.args) == 1:
-            yield Argument(one, 0)
+            yield Argument(one.args, 0)
     yield from _counted_by_generator(node, names)
 
 
@@ -364,20 +359,16 @@ def _counted_by_generator(call: ast.Call, names: Mapping[str, Any]) -> Iterator[
     )
     if found is None:
         return
-    loops = [one for one in found.definition.body if isinstance(one, ast.For) and _yields(one)]
-    outside = [one for one in found.definition.body if one not in loops and _yields(one)]
-    match loops:
-        case [ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[ast.Name(id=name)])) as each]:
-            is_one_each = (
-                not outside
-                and [_yields(one) for one in each.body].count(True) == 1
-                and not any(
-                    isinstance(one, (ast.For, ast.While, ast.Break, ast.Continue))
-                    for one in ast.walk(each)
-                    if one is not each
-                )
-            )
-            yield from _given_as(name, call, found, isinstance(function, MethodType)) if is_one_each else ()
+    match [one for one in found.definition.body if _yields(one)]:
+        case [ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[ast.Name(id=name)])) as each] if _is_simple(each):
+            yield from _given_as(name, call, found, isinstance(function, MethodType))
+
+
+def _is_simple(loop: ast.For) -> bool:
+    """Whether one statement of a loop yields, and each turn comes to it."""
+    nodes = (node for one in loop.body for node in ast.walk(one))
+    leads = any(isinstance(node, (ast.For, ast.While, ast.Break, ast.Continue)) for node in nodes)
+    return not leads and [_yields(one) for one in loop.body].count(True) == 1
 
 
 def _yields(tree: ast.AST) -> bool:
@@ -390,12 +381,16 @@ def _given_as(name: str, call: ast.Call, called: Called, is_bound: bool) -> Iter
     if name not in parameters or any(isinstance(one, ast.Starred) for one in call.args):
         return
     at = parameters.index(name)
+    if at < len(call.args):
+        yield Argument(call.args, at)
+        return
     default = inspect.signature(called.function).parameters[name].default
-    if at >= len(call.args) and all(one.arg != name for one in call.keywords):
-        if type(default) is not int:
-            return
-        call.keywords.append(ast.keyword(name, ast.Constant(default)))
-    yield Argument(call, at if at < len(call.args) else name)
+    given = next((one for one in call.keywords if one.arg == name), None)
+    if given is None and type(default) is int:
+        given = ast.keyword(name, ast.Constant(default))
+        call.keywords.append(given)
+    if given is not None:
+        yield Argument(vars(given), "value")
 
 
 def _called(node: ast.expr) -> str:
