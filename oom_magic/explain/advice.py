@@ -12,10 +12,11 @@ from oom_magic.explain.live.holders import earlier_bytes
 from oom_magic.explain.live.refinement import (
     refine_with_remedy,
     refine_with_turns,
+    without_activations,
     without_fragmentation,
     without_held,
 )
-from oom_magic.explain.remedies.code import RELEASE, is_placed, read_before_bound
+from oom_magic.explain.remedies.code import RELEASE, in_the_cell, is_placed, read_before_bound
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.from_text.choice import AGAINST
 from oom_magic.explain.remedies.from_text.kind_of_run import style_of
@@ -94,22 +95,23 @@ def advise(
 def _released_first(remedy: Remedy, left: Collection[str], emptied: str) -> Remedy:
     """The remedy with a line that first releases what errors, the names ``left`` and what grew still hold.
 
-    Names that the remedy's code reads are not released.
+    The failed cell makes those names anew: code that reads them belongs into it.
     """
     if remedy.needed_bytes is None or remedy.language != "python" or not remedy.code:
         return remedy
-    lines = [line for line in remedy.code.splitlines() if not line.startswith("%")]
-    # a line in place of another, or behind it, for the cell to be run as a whole
-    is_of_cell = "fixed" in remedy.values or is_placed(remedy.code)
-    read = () if is_of_cell else read_before_bound(ast.parse("\n".join(lines)))
-    names = [name for name in left if name not in read]
-    release = f"{RELEASE} --names {' '.join(names)}" if names else RELEASE
+    release = f"{RELEASE} --names {' '.join(left)}" if left else RELEASE
     release = f"{emptied}\n{release}" if emptied else release
-    is_there = RELEASE in remedy.code
-    code = "\n".join(release if line == RELEASE else line for line in remedy.code.splitlines())
-    is_elsewhere = is_of_cell or code.startswith("# ")  # what is run once stands apart from what belongs elsewhere
-    gap = "\n\n" if is_elsewhere else "\n"
-    return replace(remedy, code=code if is_there else f"{release}{gap}{code}")
+    before, is_there, code = f"{remedy.code}\n".rpartition(f"{RELEASE}\n")
+    code = code.strip("\n")
+    if is_there and not code:
+        return replace(remedy, code=f"{before}{release}")
+    # a line in place of another, or behind it, for the cell to be run as a whole
+    is_of_cell = "fixed" in remedy.values or is_placed(code) or code.startswith("# ")
+    read = read_before_bound(ast.parse("\n".join(one for one in code.splitlines() if not one.startswith("%"))))
+    if not is_of_cell and not read.isdisjoint(left):
+        is_of_cell, code = True, in_the_cell(code)
+    gap = "\n\n" if is_of_cell else "\n"  # what is run once stands apart from what belongs elsewhere
+    return replace(remedy, code=f"{before}{release}{gap}{code}")
 
 
 def _advised(diagnosis: Diagnosis, rehearsal: Rehearsal, situation: Situation) -> Iterator[Diagnosis]:
@@ -180,6 +182,7 @@ def _rehearsed(diagnosis: Diagnosis, evaluator: RemedyEvaluator, situation: Situ
     diagnosis = without_held(diagnosis, evaluator.baseline, evaluator.needed_bytes - situation.usable_bytes)
     if not evaluator.is_in_pieces:
         diagnosis = without_fragmentation(diagnosis, evaluator.baseline)
+    diagnosis = without_activations(diagnosis, evaluator.baseline)
     if evaluator.steps_differ:
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, Evidence("steps_differ", steps)))
     if evaluator.samples_compared:

@@ -120,6 +120,8 @@ _COMMENTS: Sentences = {
     "forward": "in the model's forward",
     "made_in": "in {name}, after the line that makes {model}:",
     "made": "after the line that makes {model}:",
+    "run_once": "run this, then the failed cell again:",
+    "in_cell": "in the cell that failed:",
     "function": "in {name}:",
     "accumulates": "step the optimizer every {number} batches and divide each loss by that number",
     "fused": "or fused=True",

@@ -29,6 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from oom_magic.explain.remedies.code import RUN_ONCE
 from tests.gpu.closed_loop import filled, without_magics
 from tests.gpu.notebooks import NOTEBOOKS
 from tests.gpu.notebooks.device_notebooks import LIMIT_GIB
@@ -219,8 +220,11 @@ def in_the_same_kernel(shell: Any, cells: Sequence[str], remedy: dict[str, Any])
     import ast
 
     release, code = released_and_changed(remedy["code"])
-    changed = with_code(cells, code)
-    whole = [ast.unparse(ast.parse(file_and_code(one)[1])) for one in cells]
+    if code.startswith(f"# {RUN_ONCE}"):
+        release, changed = f"{release}\n{code}", list(cells)
+    else:
+        changed = with_code(cells, code)
+    whole = [*cells] if changed == list(cells) else [ast.unparse(ast.parse(file_and_code(one)[1])) for one in cells]
     differs = (at for at, one in enumerate(changed) if file_and_code(one)[1] != whole[at])
     first = next(differs, len(cells) - 1)
 

@@ -171,6 +171,33 @@ def test_code_to_paste_releases_what_the_failed_cell_has_bound(shell, monkeypatc
     assert shell.run_cell(HOLDING.replace("rows = 196608", "rows = 98304"), store_history=True).success
 
 
+_BUILDING = """
+net = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096) for _ in range({layers})]).cuda()
+optimizer = torch.optim.Adam(net.parameters())
+loss = net(torch.zeros(8, 4096, device="cuda")).sum()
+loss.backward()
+optimizer.step()
+"""
+
+
+@_SIZED
+def test_what_the_cell_builds_anew_is_released_first(shell, monkeypatch) -> None:
+    """The changed cell would build its model beside the one that the code to paste reads."""
+    monkeypatch.setenv("OOM_MAGIC_LANG", "en")
+    cell = _BUILDING.format(layers=80)
+    assert not shell.run_cell("%oom_free\nimport torch" + cell, store_history=True).success
+    remedies = shell.run_cell("%oom_explain", store_history=True).result.remedies
+    first = next(one for one in remedies if one.key == "sgd")
+    release, code = first.code.split("\n\n# in the cell that failed:\n")
+    assert release == "%oom_free --names loss net optimizer"
+    assert shell.run_cell(release, store_history=True).success
+    torch.cuda.reset_peak_memory_stats()
+    changed = cell.replace("optimizer = torch.optim.Adam(net.parameters())", code)
+    assert shell.run_cell(changed, store_history=True).success
+    assert torch.cuda.max_memory_allocated() == pytest.approx(first.peak_allocated_bytes, rel=0.01)
+
+
+@_SIZED
 def test_under_a_limit_what_it_leaves_room_for_counts(shell, monkeypatch) -> None:
     """What is little of a card may be much of what a process may have of it."""
     monkeypatch.setenv("OOM_MAGIC_LANG", "en")

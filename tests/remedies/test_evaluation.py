@@ -502,6 +502,28 @@ def test_what_is_run_once_stands_apart_from_the_line_that_goes_into_the_loop(mon
     assert [one.code for one in last.remedies] == [f"seen.clear()\n%oom_free\n\n{code}"]
 
 
+@pytest.mark.parametrize(
+    ("code", "left", "shown"),
+    [
+        ("sizes = 4", ("net", "out"), "%oom_free --names net out\nsizes = 4"),
+        ("opt = SGD(net)", ("net", "out"), "%oom_free --names net out\n\n# in the cell that failed:\nopt = SGD(net)"),
+        ("net = make()\nopt = SGD(net)", ("net",), "%oom_free --names net\nnet = make()\nopt = SGD(net)"),
+        ("# run this:\nopt = SGD(net)", ("out",), "%oom_free --names out\n\n# run this:\nopt = SGD(net)"),
+        ("del old\n%oom_free", ("out",), "del old\n%oom_free --names out"),
+        ("del old\n%oom_free\nopt = SGD(net)", ("net",),
+         "del old\n%oom_free --names net\n\n# in the cell that failed:\nopt = SGD(net)"),
+        ("%run train.py --batch 4", ("net",), "%oom_free --names net\n%run train.py --batch 4"),
+    ],
+)  # fmt: skip
+def test_what_the_failed_cell_made_is_released_and_what_reads_it_belongs_into_the_cell(monkeypatch, code, left, shown):
+    """Where the cell is run again it makes them anew, beside the older ones if these are still bound."""
+    remedy = Remedy("sgd", 1, "same", {}, needed_bytes=GIB, code=code)
+    monkeypatch.setattr(RemedyEvaluator, "remedies", lambda _: iter((remedy,)))
+    diagnosis = explain("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 16.00 GiB.")
+    *_, last = advise(diagnosis, Run(), GPU, memory=need(1), names_left=lambda: left)
+    assert [one.code for one in last.remedies] == [shown]
+
+
 def test_every_effect_on_speed_has_its_words() -> None:
     for spec in remedy_specs(Situation(GPU.total_bytes, GPU)):
         assert f"pace_{spec.speed}" in SENTENCES and f"speed_{spec.speed}" in SENTENCES

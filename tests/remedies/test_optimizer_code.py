@@ -9,8 +9,12 @@ import pytest
 import torch
 
 from oom_magic.explain.remedies.code import is_placed, placed_after
+from oom_magic.explain.remedies.own_code.loops import with_optimizer
 from oom_magic.explain.remedies.own_code.optimizers import optimizer_of_adapters, with_optimizer_exchanged
 from oom_magic.explain.remedies.own_code.writing import CodeWriter
+from oom_magic.predict.what_if.optimizer_changes import offloaded_optimizer
+
+_ONCE = "# run this, then the failed cell again:\n"
 
 
 class Fitter:
@@ -29,8 +33,8 @@ def seen() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("cell", "key", "model", "shown"),
     [
-        ("train(net, opt)", "sgd", "net", "opt = torch.optim.SGD(net.parameters(), lr=0.0001)"),
-        ("train(net, opt)", "foreach", "net", 'for group in opt.param_groups:\n    group["foreach"] = False'),
+        ("train(net, opt)", "sgd", "net", f"{_ONCE}opt = torch.optim.SGD(net.parameters(), lr=0.0001)"),
+        ("train(net, opt)", "foreach", "net", f'{_ONCE}for group in opt.param_groups:\n    group["foreach"] = False'),
         (
             "net, opt = build()\ntrain(net, opt)",
             "adafactor",
@@ -41,7 +45,7 @@ def seen() -> dict[str, Any]:
             "fitter.fit()",
             "adafactor",
             "fitter.net",
-            "fitter.opt = torch.optim.Adafactor(fitter.net.parameters(), lr=0.0003, weight_decay=0.1)",
+            f"{_ONCE}fitter.opt = torch.optim.Adafactor(fitter.net.parameters(), lr=0.0003, weight_decay=0.1)",
         ),
         ("fitter.fit(opt)", "sgd", "net", ""),  # one of two
         ("train()", "sgd", "", ""),
@@ -75,6 +79,19 @@ def test_adapters_are_trained(cell: str, shown: str) -> None:
     assert optimizer_of_adapters(ast.parse(cell), seen(), "net") == shown
 
 
+def test_every_optimizer_of_a_cell_is_exchanged() -> None:
+    """All were, when it was priced: a class that no list of names has, too."""
+
+    class Own(torch.optim.SGD):
+        pass
+
+    names = {"torch": torch, "Own": Own}
+    cell = "a = torch.optim.SparseAdam(table, lr=0.1)\nb = Own(head)\nc = torch.optim.Adam(body)\nd = Path(name)"
+    lines = with_optimizer(ast.parse(cell), names, "sgd").splitlines()
+    assert lines == [f"{one} = torch.optim.SGD({two})" for one, two in
+                     (("a", "table, lr=0.1"), ("b", "head"), ("c", "body"))]  # fmt: skip
+
+
 class Lit:
     """What a trainer is given: it calls the methods."""
 
@@ -96,3 +113,15 @@ def test_code_for_a_model_that_the_cell_makes_tells_its_place() -> None:
     code = CodeWriter(tree, names, []).beside("lora", values, {"model": "fitter.net"})
     assert code is not None and code.startswith(placed_after("fitter", "from peft"))
     assert code.endswith("lr=0.0003, weight_decay=0.1)") and is_placed(f"del old\n%oom_free\n\n{code}")
+
+
+def test_what_has_sparse_gradients_is_not_trained_on_the_host() -> None:
+    """torchao's CPUOffloadOptimizer copies gradients into dense tensors, which fails for these."""
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SparseAdam(table.parameters())
+    table(torch.tensor([1])).sum().backward()
+    change = offloaded_optimizer()
+    with change.around_run(), pytest.raises(TypeError):
+        change.prepare(table)
+        optimizer.step()
+    assert type(optimizer) is torch.optim.SparseAdam

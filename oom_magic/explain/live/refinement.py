@@ -36,8 +36,9 @@ _GROWN = {
     "activation": Cause.ACTIVATIONS,
     "temporary": Cause.ACTIVATIONS,
 }
+_OF_ONE_STEP = (Category.ACTIVATION, Category.INPUT, Category.TEMPORARY)
 _OF_A_STEP = (Cause.ACTIVATIONS, Cause.ATTENTION_SCORES, Cause.LOGITS_OR_LOSS, Cause.UNKNOWN)
-_PASSING = [CATEGORIES.index(one) for one in (Category.ACTIVATION, Category.INPUT, Category.TEMPORARY)]
+_PASSING = [CATEGORIES.index(one) for one in _OF_ONE_STEP]
 # A step may have a few forwards at once: both sides of a comparison, a policy and its reference.
 _MANY_CALLS = 5
 _LEAST_SHARE = 0.2
@@ -70,6 +71,8 @@ def _by_category(judgement: Judgement, report: MemoryReport) -> Judgement:
     if 2 * grown[cause] < allocated - parts[_WEIGHTS] or not grown[cause]:
         return judgement
     largest = max((name for name in _GROWN if _GROWN[name] is cause), key=lambda name: parts[name])
+    if largest == "gradient" and not parts["optimizer_state"] and report.out_of_memory is None:
+        cause = Cause.WEIGHTS_TOO_BIG  # beside which the optimizer keeps nothing
     return _filled(judgement, cause, largest, parts[largest], allocated)
 
 
@@ -162,6 +165,16 @@ def without_fragmentation(diagnosis: Diagnosis, report: MemoryReport) -> Diagnos
     return _settled_by(report, diagnosis, Evidence("pieces_are_not_it"))
 
 
+def without_activations(diagnosis: Diagnosis, report: MemoryReport) -> Diagnosis:
+    """The diagnosis of a run at whose rehearsed peak little is of one step: the cause is what fills the card."""
+    parts = report.breakdown
+    passing = sum(parts[name] for name in _OF_ONE_STEP)
+    is_certain = diagnosis.confidence is Confidence.CERTAIN
+    if diagnosis.cause is not Cause.ACTIVATIONS or is_certain or passing >= LEAST_SHARE * parts.total_bytes:
+        return diagnosis
+    return _settled_by(report, diagnosis)
+
+
 def without_held(diagnosis: Diagnosis, report: MemoryReport, lacking_bytes: int) -> Diagnosis:
     """The diagnosis of a run that does not fit either without what is held needlessly.
 
@@ -175,9 +188,9 @@ def without_held(diagnosis: Diagnosis, report: MemoryReport, lacking_bytes: int)
     return _settled_by(report, diagnosis, Evidence("held_is_not_it"))
 
 
-def _settled_by(report: MemoryReport, diagnosis: Diagnosis, found: Evidence) -> Diagnosis:
+def _settled_by(report: MemoryReport, diagnosis: Diagnosis, *found: Evidence) -> Diagnosis:
     """The diagnosis, its cause what fills the card in this run, as ``found`` says that it is not the one named."""
-    evidence = (*diagnosis.evidence, found)
+    evidence = (*diagnosis.evidence, *found)
     judgement = _by_category(Judgement(Cause.UNKNOWN, evidence, Confidence.OPEN), report)
     if judgement.cause is Cause.UNKNOWN:
         return diagnosis

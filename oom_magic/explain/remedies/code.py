@@ -297,6 +297,8 @@ _NAMES = {
 }  # fmt: skip
 _PARTS = ("layers", "language_model", "recomputed")  # of a model
 _PLACE = "after the line that makes"
+RUN_ONCE = "run this, then the failed cell again"
+_IN_CELL = "in the cell that failed"
 _CHECKPOINTS = ("checkpoint", "checkpoint_sequential")
 _SCALER = "; scale it with torch.amp.GradScaler"
 
@@ -355,6 +357,11 @@ def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]
 def placed_after(made: str, code: str, function: str = "") -> str:
     """Code that belongs behind the line, of a function or the cell, that makes something, as it is told."""
     return f"# {f'in {function}, ' if function else ''}{_PLACE} {made}:\n{code}"
+
+
+def in_the_cell(code: str) -> str:
+    """Code that belongs into the cell that failed, as it is told."""
+    return f"# {_IN_CELL}:\n{code}"
 
 
 def is_placed(code: str) -> bool:

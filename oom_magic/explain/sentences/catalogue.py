@@ -24,6 +24,7 @@ CATALOGUE: Sentences = {
     "cause_other_process_models": "Other models hold a large part of this device's memory.",
     "cause_request_alone_too_big": "A single tensor is larger than the device allows, however empty it is.",
     "cause_weights_too_big": "The model's weights do not fit on the device.",
+    "cause_weights_too_big_trained": "The model's weights and their gradients do not fit together on the device.",
     "cause_weights_too_big_twice": ("A checkpoint is loaded onto the GPU, and does not fit beside what is there."),
     "cause_weights_too_big_copied": "One more copy of the weights does not fit beside them.",
     "cause_weights_too_big_saving": (

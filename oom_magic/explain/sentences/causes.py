@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from oom_magic.explain.diagnosis import Diagnosis
-from oom_magic.explain.evidence.causes import Cause
+from oom_magic.explain.evidence.causes import Cause, Evidence
 from oom_magic.explain.evidence.checks import SERVERS
 from oom_magic.explain.evidence.clues.programs import PROGRAMS, PROGRAMS_BY_KEY
 from oom_magic.explain.messages.failure import Failure
@@ -31,6 +31,7 @@ _STATE_SUFFIXES = {"optimizer_set_up": "_set_up", "checkpoint_kept": "_resumed"}
 _GIVEN = ("slurm_oom_kill", "scheduler_oom_kill", "pod_oom_kill", "dask_worker")
 _LATE = {"late_steps", "late_epochs", "told_late"}
 _CACHE, _BY_TURNS = "tensor_kv_cache", "turns_keep"
+_FILLS = ("category_fills", "category_fills_rehearsed")
 _GROWTH_WITHIN_STEP = ("name_sums_a_step", "comprehension_sums_a_step")
 
 
@@ -50,6 +51,7 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = _suffix_of_leak(diagnosis)
     elif cause is Cause.WEIGHTS_TOO_BIG:
         suffix = next((_COPY_SUFFIXES[one.key] for one in diagnosis.evidence if one.key in _COPY_SUFFIXES), "")
+        suffix = suffix or ("_trained" if any(map(_is_of_gradients, diagnosis.evidence)) else "")
     elif cause is Cause.FRAGMENTATION and failure is not None and _has_no_cache(failure):
         suffix = "_free"
     elif cause is Cause.HOST_RAM:
@@ -79,6 +81,10 @@ def causes_in_brief(causes: Sequence[Cause], diagnosis: Diagnosis) -> str:
     for one in others:
         first = translate("causes_or", lang, first=first, second=one)
     return first
+
+
+def _is_of_gradients(evidence: Evidence) -> bool:
+    return evidence.key in _FILLS and evidence.values["category_key"] == "category_gradient"
 
 
 def _reserves(diagnosis: Diagnosis) -> bool:

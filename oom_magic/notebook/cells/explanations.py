@@ -19,7 +19,7 @@ from IPython.display import display
 
 from oom_magic.explain.live.called import object_of
 from oom_magic.explain.live.fixed_lines import newest_of
-from oom_magic.notebook.cells.cell_code import CellCode, code_of, timed_lines_known
+from oom_magic.notebook.cells.cell_code import CellCode, code_of, newly_assigned_names, timed_lines_known
 from oom_magic.notebook.cells.hints import FailureWatch, is_out_of_memory, unwatched_cell
 from oom_magic.notebook.options import setup_from, similar_card
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, find_gpu
@@ -50,7 +50,7 @@ def evaluate_remedies(
     from oom_magic.explain.advice import advise, situation_of
     from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
     from oom_magic.explain.remedies.room import find_in_the_way
-    from oom_magic.notebook.cells.releasing import held_by_earlier_errors, names_and_places  # these load torch
+    from oom_magic.notebook.cells.releasing import held_by_earlier_errors  # these load torch
     from oom_magic.predict.isolation.live_objects import heap_set_aside
 
     device = None if cell.is_dry else _device(diagnosis)
@@ -78,7 +78,7 @@ def evaluate_remedies(
             arguments=code.arguments,
             absent=held,
         )
-        left = _names_left_finder(names, names_and_places(shell, runner)[1], cell.start, room)
+        left = _names_left_finder(names, _locate_made(shell, runner, cell), _made_again(cell, code), room)
         emptied = as_they_were(diagnosis.growth, names, cell.start)
         yield from advise(diagnosis, rehearsal, gpu, report, device=device, names_left=left, emptied=emptied)
 
@@ -130,13 +130,18 @@ def _as_it_was(growth: Growth, names: Mapping[str, Any], start: StartingPoint | 
     return f"del {growth.name}[{length}:]" if length and isinstance(grown, list) else f"{growth.name}.clear()"
 
 
-def _names_left_finder(
-    names: Mapping[str, Any], locate: Locate, start: StartingPoint | None, room_bytes: int
-) -> Callable[[], Collection[str]]:
-    """A function that finds the variables with which the failed cell still holds memory.
+def _made_again(cell: FailedCell, code: CellCode) -> Callable[[], frozenset[str]]:
+    """A function that finds the names that the failed cell assigned and does not read before it assigns them again."""
+    start = cell.start
+    if start is not None:
+        return lambda: frozenset(start.dropped - start.needed)
+    return lambda: newly_assigned_names(code.tree) if cell.is_dry else frozenset()
 
-    Without those that the cell reads before it assigns them, when it is run again.
-    """
+
+def _names_left_finder(
+    names: Mapping[str, Any], locate: Locate, find_made: Callable[[], frozenset[str]], room_bytes: int
+) -> Callable[[], Collection[str]]:
+    """A function that finds the variables, of those that the failed cell made, with which it still holds memory."""
     from oom_magic.explain.remedies.room import find_in_the_way
 
     @cache
@@ -144,7 +149,7 @@ def _names_left_finder(
         found = find_in_the_way(names, names.keys() - candidates, locate, room_bytes) if candidates else None
         return () if found is None else found.names
 
-    return lambda: () if start is None else holding_memory(frozenset(start.dropped - start.needed))
+    return lambda: holding_memory(find_made())
 
 
 def _locate_before(shell: InteractiveShell, runner: CellRunner, cell: FailedCell) -> Locate:
@@ -161,6 +166,15 @@ def _locate_before(shell: InteractiveShell, runner: CellRunner, cell: FailedCell
         return locate(tensor) if start is None or (was is not None and was.device.type != "cpu") else None
 
     return there_before
+
+
+def _locate_made(shell: InteractiveShell, runner: CellRunner, cell: FailedCell) -> Locate:
+    """A function that locates tensors, on a pretend card only those that the failed cell made."""
+    from oom_magic.notebook.cells.releasing import names_and_places
+
+    _, locate = names_and_places(shell, runner)
+    session = runner.session if cell.is_dry else None
+    return locate if session is None else lambda one: None if session.was_there_before(one) else locate(one)
 
 
 def _device(diagnosis: Diagnosis) -> Device | None:

@@ -135,8 +135,13 @@ class _HostOptimizer(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Does nothing on the GPU; returns the closure's result."""
-        return None if closure is None else closure()
+        """Does nothing on the GPU; returns the closure's result. Raises TypeError for sparse gradients, as the copy
+        to dense ones on the host fails."""
+        result = None if closure is None else closure()
+        parameters = (one for group in self.param_groups for one in group["params"])
+        if any(one.grad is not None and one.grad.is_sparse for one in parameters):
+            raise TypeError
+        return result
 
 
 def offloaded_optimizer() -> OtherOptimizer:

@@ -1,6 +1,6 @@
 """Notebooks of models that others lack: translation with arguments inside the trainer, GradScaler and convolutions, two
 encoders, a recurrent model that fits itself, a leak into a dictionary of lists, outputs whose backward comes later, a text
-in pieces with its state, a teacher in a function of the step, and a generator with its critic."""
+in pieces with its state, a teacher in a function of the step, a generator with its critic, and large embeddings."""
 
 from __future__ import annotations
 
@@ -283,4 +283,33 @@ for i in range(0, len(real_data), batch_size):
     FILLED,
     names("mixed_precision"),
     {"mixed_precision": put(AMP=_AUTOCAST)},
+)
+
+NOTEBOOKS["recommender"] = Notebook(
+    (
+        HEAD
+        + """
+class Recommender(nn.Module):
+    def __init__(self, users, items, width):
+        super().__init__()
+        self.users, self.items = nn.Embedding(users, width), nn.Embedding(items, width)
+        self.head = nn.Sequential(nn.Linear(2 * width, 256), nn.ReLU(), nn.Linear(256, 1))
+    def forward(self, u, i):
+        return self.head(torch.cat([self.users(u), self.items(i)], 1)).squeeze(1)
+""",
+        """
+model = Recommender(500_000, 300_000, 256).cuda(){HALF}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(20):
+    u, i = torch.randint(0, 500_000, (8192,), device="cuda"), torch.randint(0, 300_000, (8192,), device="cuda")
+    loss = F.mse_loss(model(u, i), torch.rand(8192, device="cuda"))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+    ),
+    {"HALF": ""},
+    names("weights_too_big"),
+    names("half_weights"),
+    {"half_weights": put(HALF=".to(torch.bfloat16)")},
 )

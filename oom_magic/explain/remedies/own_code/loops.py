@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import FunctionType
@@ -28,6 +29,7 @@ IMPORTS = {
     "optimizer_8bit": "import bitsandbytes as bnb\n",
     "offload_optimizer": "from torchao.optim import CPUOffloadOptimizer   # pip install torchao\n",
 }
+_OPTIMIZER = ("torch.optim.optimizer", "Optimizer")
 _OPTIMIZER_NAMES = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "SGD")
 _TRAINER_ARGUMENTS = {"output_dir", "per_device_train_batch_size", "num_train_epochs"}  # SFTConfig, DPOConfig, ...
 _KEPT_OPTIONS = ("lr", "weight_decay")
@@ -108,25 +110,33 @@ def _is_arguments(call: ast.Call) -> bool:
     return name.endswith("TrainingArguments") or bool(name.endswith("Config") and sets & _TRAINER_ARGUMENTS)
 
 
-def with_optimizer(tree: Code, key: str) -> str:
+def with_optimizer(tree: Code, names: Mapping[str, Any], key: str) -> str:
     """The assignments of optimizers, each with another class or option; else the function that returns one."""
     lines = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and _makes_optimizer(node.value):
+        if isinstance(node, ast.Assign) and _makes_optimizer(node.value, names):
             target = " = ".join(map(ast.unparse, node.targets))
             lines.append(f"{target} = {_other_optimizer(node.value, key)}")
     if not lines and isinstance(tree, ast.FunctionDef):
         changed = copied(tree)
         for returned in [one for one in ast.walk(changed) if isinstance(one, ast.Return)]:
-            if _makes_optimizer(returned.value):
+            if _makes_optimizer(returned.value, names):
                 returned.value = ast.Name(_other_optimizer(returned.value, key))  # to be written out
                 lines = [ast.unparse(changed)]
     return IMPORTS.get(key, "") + "\n".join(lines) if lines else ""
 
 
-def _makes_optimizer(value: ast.expr | None) -> TypeGuard[ast.Call]:
-    is_call = isinstance(value, ast.Call) and bool(value.args)
-    return is_call and ast.unparse(value.func).rpartition(".")[2] in _OPTIMIZER_NAMES  # type: ignore[union-attr]
+def _makes_optimizer(value: ast.expr | None, names: Mapping[str, Any]) -> TypeGuard[ast.Call]:
+    """Whether it calls the class of an optimizer, which a function may import itself, with what that is to train."""
+    if not isinstance(value, ast.Call) or not value.args:
+        return False
+    is_known = ast.unparse(value.func).rpartition(".")[2] in _OPTIMIZER_NAMES
+    return is_known or is_optimizer_class(object_of(value.func, names))
+
+
+def is_optimizer_class(kind: Any) -> bool:
+    """Whether it is a class of PyTorch's optimizers, or one that derives from it."""
+    return inspect.isclass(kind) and any((one.__module__, one.__name__) == _OPTIMIZER for one in kind.__mro__)
 
 
 def _other_optimizer(call: ast.Call, key: str) -> str:

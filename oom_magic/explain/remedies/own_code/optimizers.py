@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from oom_magic.explain.live.called import object_of
-from oom_magic.explain.remedies.code import bound_in, placed_after
-from oom_magic.explain.remedies.own_code.loops import IMPORTS, OPTIMIZERS
+from oom_magic.explain.remedies.code import RUN_ONCE, bound_in, placed_after
+from oom_magic.explain.remedies.own_code.loops import IMPORTS, OPTIMIZERS, is_optimizer_class
 from oom_magic.explain.remedies.own_code.models import held_by
 
 
@@ -24,7 +24,9 @@ def with_optimizer_exchanged(tree: ast.Module, names: Mapping[str, Any], key: st
     else:
         code = _made_anew(path, optimizer, key, model, names)
     root = path.partition(".")[0]
-    return placed_after(root, code) if code and root in bound_in(tree) else code
+    if not code:
+        return ""
+    return placed_after(root, code) if root in bound_in(tree) else f"# {RUN_ONCE}:\n{code}"
 
 
 def optimizer_of_adapters(tree: ast.Module, names: Mapping[str, Any], model: str) -> str | None:
@@ -54,8 +56,7 @@ def _optimizer_of(tree: ast.Module, names: Mapping[str, Any]) -> tuple[str, Any]
 
 
 def _is_optimizer(value: Any) -> bool:
-    kinds = [(kind.__module__, kind.__name__) for kind in type(value).__mro__]
-    return ("torch.optim.optimizer", "Optimizer") in kinds
+    return is_optimizer_class(type(value))
 
 
 def _is_scheduled(optimizer: Any, names: Mapping[str, Any]) -> bool:

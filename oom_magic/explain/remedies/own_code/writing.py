@@ -60,7 +60,7 @@ def own_code(tree: Code, names: Mapping[str, Any], key: str, values: Mapping[str
     ``names`` is what the code sees.
     """
     if key in OPTIMIZERS:
-        return with_optimizer(tree, key)
+        return with_optimizer(tree, names, key)
     if key == "no_grad":
         return without_gradients(tree) if isinstance(tree, ast.Module) else ""
     if key == "drawn_edges":
@@ -124,7 +124,9 @@ class CodeWriter:
         its template applies, "" where nothing does."""
         if key in OPTIMIZERS:
             exchanged = with_optimizer_exchanged(self._tree, self._names, key, names.get("model", ""))
-            given = ((one, with_optimizer(one.definition, key)) for one in methods_given(self._tree, self._names))
+            given = (
+                (one, with_optimizer(one.definition, one.names, key)) for one in methods_given(self._tree, self._names)
+            )
             return exchanged or next((f"# in {one.place}:\n{code}" for one, code in given if code), "")
         if key in IN_A_LOOP or lacks_names(key, names):
             return ""
