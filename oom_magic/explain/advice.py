@@ -22,7 +22,7 @@ from oom_magic.explain.remedies.from_text.choice import AGAINST
 from oom_magic.explain.remedies.from_text.kind_of_run import style_of
 from oom_magic.explain.remedies.from_text.naming import unpriced_remedies
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Rehearsal, SetupRehearsal
-from oom_magic.explain.remedies.remedy import AsItIs, Remedy, Situation, ranked
+from oom_magic.explain.remedies.remedy import NOT_YET, AsItIs, Remedy, Situation, ranked
 from oom_magic.inputs import parse_bytes
 
 if TYPE_CHECKING:
@@ -52,14 +52,13 @@ _OF_ERRORS = ("frames", "own_frames")
 _LEAST_SHARE = 0.01  # of what PyTorch can have: errors that hold more are released before code is run
 _FITS = Evidence("reason_fits_as_it_is")
 NOT_ASKED = Evidence("reason_fast")
-_NOT_YET = Evidence("reason_not_yet")
 _NOTHING_SAVES = Evidence("reason_nothing_saves")
 _NOT_REWRITTEN = Evidence("reason_not_rewritten")
 
 
 def before_evaluation(diagnosis: Diagnosis) -> Diagnosis:
     """The diagnosis as it is shown until the first remedy is evaluated."""
-    return replace(diagnosis, remedies=unpriced_remedies(diagnosis, _NOT_YET))
+    return replace(diagnosis, remedies=unpriced_remedies(diagnosis, NOT_YET))
 
 
 def advise(
@@ -126,12 +125,15 @@ def _advised(diagnosis: Diagnosis, rehearsal: Rehearsal, situation: Situation) -
     if growth is not None and not growth.fixed and diagnosis.cause is Cause.LEAK_OR_RETAINED_REFERENCE:
         yield replace(diagnosis, remedies=unpriced_remedies(diagnosis, _NOT_REWRITTEN))  # others only delay it
         return
-    if evaluator.fits:
-        yield diagnosis
-    found: list[Remedy] = []
+    waiting = [one for one in diagnosis.remedies if one.waits]
+    found = [*evaluator.bought()]
+    yield diagnosis if evaluator.fits else replace(diagnosis, remedies=ranked([*found, *waiting]))
     for remedy in evaluator.remedies():
         found.append(remedy)
+        waiting = [one for one in waiting if one.key.removesuffix("_any") != remedy.key.removesuffix("_any")]
         diagnosis = refine_with_remedy(diagnosis, remedy)
+        yield replace(diagnosis, remedies=ranked([*found, *waiting]))
+    if waiting:
         yield replace(diagnosis, remedies=ranked(found))
     yield from _to_its_end(diagnosis, evaluator, found)
     if not found and not evaluator.fits:

@@ -44,7 +44,7 @@ class Unpriced:
 
 
 def best_remedy(remedies: Sequence[Remedy], as_is: AsItIs | None, lang: Language) -> str:
-    """The first remedy that fits as a sentence, else what saves most; empty where nothing is evaluated."""
+    """The first remedy that fits as a sentence, else what saves most of those evaluated; empty where none is."""
     wording = Wording(remedies, lang, as_is)
     best = remedies[0] if remedies else None
     if best is not None and best.fits:
@@ -62,13 +62,14 @@ def best_remedy(remedies: Sequence[Remedy], as_is: AsItIs | None, lang: Language
     saving = max(rehearsed, key=lambda one: one.saving_bytes or 0, default=None)
     if saving is None or (saving.saving_bytes or 0) <= 0:
         return ""
-    return wording.price("best_does_not_fit", text=wording.of(saving), saving_bytes=saving.saving_bytes)
+    key = "best_so_far" if any(one.waits for one in remedies) else "best_does_not_fit"
+    return wording.price(key, text=wording.of(saving).rstrip(_STOPS), saving_bytes=saving.saving_bytes)
 
 
 def remedies_chart(remedies: Sequence[Remedy], as_is: AsItIs | None, lang: Language) -> list[Block]:
     """The memory needed by the run as it is and with the best remedies, against the card's."""
     evaluated = [one for one in remedies if one.needed_bytes is not None and not one.is_bought]
-    if as_is is None or not evaluated:
+    if as_is is None or not (evaluated or any(one.waits for one in remedies)):
         return []
     wording = Wording(remedies, lang, as_is)
 
@@ -87,7 +88,7 @@ def remedies_chart(remedies: Sequence[Remedy], as_is: AsItIs | None, lang: Langu
     lines = translate("chart_lines", lang)
     notes = [translate("priced_as_eager", lang)] if as_is.is_upper_bound else []
     rooms = [min(one.workspace_bytes, as_is.usable_bytes - (one.needed_bytes or 0)) for one, _ in words]
-    if max(rooms) > 0:
+    if max(rooms, default=0) > 0:
         notes.append(translate("without_workspaces", lang, workspace_bytes=max(rooms)))
     warnings = [Sentence(one, "warning") for one in notes]
     return [*warnings, Bars(bars, title, as_is.usable_bytes, tuple(max(mark, 0.0) for mark in marks), lines)]

@@ -1,4 +1,4 @@
-"""How long prices take: the first words, the first price, the last.
+"""How long prices take: the first words, the first prices, the last.
 
     python tests/benchmarks/bench_prices.py [gpt2] [lora-7b]
 
@@ -66,19 +66,30 @@ def main(names: list[str]) -> None:
     for name in names:
         quietly(shell, CELLS[name] + LOOP)
         start = time.perf_counter()
-        times: list[float] = []
+        words: list[float] = []
+        prices: list[tuple[float, int]] = []
 
-        def timed(*arguments: Any, start: float = start, times: list[float] = times) -> Iterator[Any]:
-            times.append(time.perf_counter() - start)  # asked for once the words are shown
+        def timed(
+            *arguments: Any,
+            start: float = start,
+            words: list[float] = words,
+            prices: list[tuple[float, int]] = prices,
+        ) -> Iterator[Any]:
+            words.append(time.perf_counter() - start)  # asked for once the words are shown
             for diagnosis in evaluate_remedies(*arguments):
-                times.append(time.perf_counter() - start)
+                count = sum(one.peak_allocated_bytes is not None for one in diagnosis.remedies)
+                prices.append((time.perf_counter() - start, count))
                 yield diagnosis
 
         explanations.evaluate_remedies = timed
         diagnosis = quietly(shell, "%oom_explain")
         fits = [remedy.key for remedy in diagnosis.remedies if remedy.fits]
         unpriced = [remedy.key for remedy in diagnosis.remedies if remedy.needed_bytes is None]
-        print(f"{name}: words {times[0]:.1f} s, first price {times[1]:.1f} s, {len(times) - 1} by {times[-1]:.1f} s")
+        rehearsed = next(seconds for seconds, count in prices if count)
+        print(
+            f"{name}: words {words[0]:.1f} s, the run as it is {prices[0][0]:.1f} s, a first change {rehearsed:.1f} s,"
+        )
+        print(f"  {prices[-1][1]} changes by {prices[-1][0]:.1f} s")
         print(f"  fit: {', '.join(fits) or 'none'}; not priced: {', '.join(unpriced) or 'none'}")
 
 

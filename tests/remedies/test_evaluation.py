@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from oom_magic.explain.advice import advise
+from oom_magic.explain.advice import advise, before_evaluation
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.live.growth import Growth
@@ -26,6 +26,7 @@ from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.predict.what_if import compile_changes
 from oom_magic.predict.what_if.loop_changes import AccumulatedGradients
 from oom_magic.units import GIB
+from oom_magic.views.remedies import best_remedy
 from tests.support.samples import predicted, training_timeline
 
 GPU = find_gpu("RTX 3060")
@@ -87,7 +88,8 @@ def need(scale):
 
 
 def evaluated(run, usable, **known):
-    return list(RemedyEvaluator(run, Situation(usable, GPU, **known)).remedies())
+    evaluator = RemedyEvaluator(run, Situation(usable, GPU, **known))
+    return [*evaluator.remedies(), *evaluator.bought()]
 
 
 def test_the_largest_microbatch_that_makes_up_the_batch():
@@ -471,11 +473,23 @@ def levels(timeline):
     return np.cumsum([sizes[event] if event >= 0 else -sizes[~event] for event in timeline.order]).tolist()
 
 
+def test_while_rehearsals_go_on_nobody_reads_that_no_change_fits():
+    diagnosis = before_evaluation(explain("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 16.00 GiB."))
+    usable = need(3)
+    known, *priced = advise(diagnosis, Run(batch=1), GPU, memory=usable + GPU.context_bytes)
+    assert known.as_is.needed_bytes == need(16) and "the run as it is" in str(known)
+    assert {one.key for one in known.remedies if one.needed_bytes} <= {"larger_card", "fsdp"}
+    headlines = [best_remedy(one.remedies, one.as_is, "en") for one in (known, *priced)]
+    assert headlines[0] == "" and any(one.startswith("nothing that was rehearsed so far") for one in headlines)
+    assert priced[-1].remedies[0].fits and not any("no single change" in one for one in headlines)
+
+
 def test_changes_that_save_nothing_are_not_named_after_all(monkeypatch):
     message = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 11.76 GiB of which "
     trains = 'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\n    loss.backward()\n'
     diagnosis = explain(f"{trains}torch.OutOfMemoryError: {message}1.37 GiB is free.")
     monkeypatch.setattr(RemedyEvaluator, "remedies", lambda _: iter(()))
+    monkeypatch.setattr(RemedyEvaluator, "bought", lambda _: iter(()))
     assert "smaller_batch_any" in {one.key for one in diagnosis.remedies}
     *_, last = advise(diagnosis, Run(), GPU, memory=need(1))
     assert [(one.key, one.note.key) for one in last.remedies] == [("smaller_input", "reason_nothing_saves")]
@@ -487,6 +501,7 @@ def test_what_grows_is_not_said_to_fit_where_a_part_of_its_calls_was_followed(mo
         calls_followed = number
 
     monkeypatch.setattr(RemedyEvaluator, "remedies", lambda _: iter(()))
+    monkeypatch.setattr(RemedyEvaluator, "bought", lambda _: iter(()))
     growth = Growth("kept", "kept.append(x)", "cell:3", 9, need(8), False, fixed="kept.append(x.cpu())")
     diagnosis = explain("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 16.00 GiB.")
     *_, last = advise(replace(diagnosis, growth=growth), Evaluating(), GPU, memory=need(64))
@@ -497,6 +512,7 @@ def test_what_is_run_once_stands_apart_from_the_line_that_goes_into_the_loop(mon
     code = "seen.append(x.cpu())\n# instead of seen.append(x)"
     fixed = Remedy("keep_on_host", 1, "same", {"fixed": "seen.append(x.cpu())"}, needed_bytes=GIB, code=code)
     monkeypatch.setattr(RemedyEvaluator, "remedies", lambda _: iter((fixed,)))
+    monkeypatch.setattr(RemedyEvaluator, "bought", lambda _: iter(()))
     diagnosis = explain("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 16.00 GiB.")
     *_, last = advise(diagnosis, Run(), GPU, memory=need(1), emptied="seen.clear()")
     assert [one.code for one in last.remedies] == [f"seen.clear()\n%oom_free\n\n{code}"]

@@ -153,11 +153,14 @@ class RemedyEvaluator:
             yield from self._growth_stopped()
         if not self.fits:
             yield from self._changes()
-            is_leak = self._situation.is_leaking and bool(self.steps_left_after)  # it fills a larger card, too
-            if not is_leak and not self.calls_followed:
-                is_alone = not self._rehearsal.is_of_job and len(self._baseline.cards) == 1
-                for one in other_hardware(self._baseline, self.needed_bytes, self._situation, is_alone):
-                    yield self._with_code(one, one.key, one.values)
+
+    def bought(self) -> Iterator[Remedy]:
+        """Other hardware for the run as it is, which no rehearsal has to price."""
+        is_leak = self._situation.is_leaking and bool(self.steps_left_after)  # it fills a larger card, too
+        if not (self.fits or is_leak or self.calls_followed):
+            is_alone = not self._rehearsal.is_of_job and len(self._baseline.cards) == 1
+            for one in other_hardware(self._baseline, self.needed_bytes, self._situation, is_alone):
+                yield self._with_code(one, one.key, one.values)
 
     def to_its_end(self, remedy: Remedy) -> tuple[Remedy, int]:
         """The remedy evaluated with what follows the steps that were followed, and the bytes that this needs.

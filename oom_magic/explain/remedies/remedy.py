@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from oom_magic.explain.live.growth import Growth
     from oom_magic.predict.setups.gpus import GPU
 
+NOT_YET = Evidence("reason_not_yet")  # of one that is still to be rehearsed
 _RELEASES = ("free_held", "drop_copy")  # what nobody needs
 # There goes what they save.
 _INTO_RAM = ("eval_accumulation", "keep_on_host", "offload_optimizer", "shards_on_host", "offload")
@@ -48,6 +49,11 @@ class Remedy:
     is_bought: bool = False
     is_lower_bound: bool = False
     workspace_bytes: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is still to be rehearsed."""
+        return self.note == NOT_YET
 
     @property
     def exceeds_ram(self) -> bool:
@@ -161,7 +167,7 @@ def ranked(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
 
 def _may_do(remedy: Remedy) -> bool:
     """Whether a change to the run itself fits, may fit, or was not tried for lack of time."""
-    is_untried = remedy.note is not None and remedy.note.key == "reason_time"
+    is_untried = remedy.waits or (remedy.note is not None and remedy.note.key == "reason_time")
     may_fit = remedy.fits or (remedy.is_lower_bound and remedy.fits is None)
     return is_untried or bool(may_fit and not remedy.is_bought)
 

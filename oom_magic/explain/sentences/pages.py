@@ -96,6 +96,7 @@ PAGE_CATALOGUE: Sentences = {
     "best_does_not_fit_at_most": (
         "as eager code no single change makes it fit; the largest saving is: {text} ({saving_bytes})."
     ),
+    "best_so_far": ("nothing that was rehearsed so far makes it fit; the largest saving is: {text} ({saving_bytes})."),
     # First advice by cause, where nothing is evaluated.
     "advice_fragmentation": (
         "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before Python starts; where it is not"

@@ -19,7 +19,7 @@ from oom_magic.memory.allocator.caching_allocator import CachingAllocator
 from oom_magic.memory.allocator.segments import NOWHERE, Block
 from oom_magic.memory.timeline import PHASES, MarkKind, Phase, Timeline
 
-_MOST_STEPS = 20  # that are followed where none leaves the allocator as one before
+MOST_STEPS = 20  # that are followed where none leaves the allocator as one before
 FEW_STEPS = 2  # that nearly always show what all of them need
 _BACKWARD = PHASES.index(Phase.BACKWARD)
 Pairs = tuple[tuple[int, int], ...]
@@ -45,7 +45,7 @@ class Course:
     again: tuple[Stretch, ...] = ()
     kept: tuple[int, ...] = ()
 
-    def run(self, allocator: CachingAllocator, most_steps: int = _MOST_STEPS) -> None:
+    def run(self, allocator: CachingAllocator, most_steps: int = MOST_STEPS) -> None:
         """Follow it until a step leaves the allocator as one before did, so that nothing new comes, or ``most_steps``
         came again. Raises AllocatorOutOfMemory."""
         blocks = [NOWHERE] * self.timeline.num_allocations

@@ -12,7 +12,7 @@ import numpy as np
 
 from oom_magic.language import _
 from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory, CachingAllocator
-from oom_magic.memory.allocator.later_steps import FEW_STEPS, Course, course_of
+from oom_magic.memory.allocator.later_steps import FEW_STEPS, MOST_STEPS, Course, course_of
 from oom_magic.memory.allocator.segments import (
     GRANULE_BYTES,
     NOWHERE,
@@ -200,12 +200,11 @@ def minimum_device_bytes(
     unlimited = search.ended(UNLIMITED // GRANULE_BYTES, replace(settings, memory_fraction=None))
     assert unlimited is not None, "it is never full"
     too_few = unlimited.peak_allocated_bytes // GRANULE_BYTES - 1
-    enough = -(-unlimited.peak_reserved_bytes // GRANULE_BYTES)
+    ample = -(-unlimited.peak_reserved_bytes // GRANULE_BYTES)
     if not search.is_plain:
-        too_few, enough = search.widened(too_few, enough)
-    enough = search.narrowed(too_few, enough)
-    search.most_steps = None
-    if search.ended(enough) is None:
+        too_few, ample = search.widened(too_few, ample)
+    enough = search.narrowed(too_few, ample, FEW_STEPS)
+    if enough < ample and search.ended(enough) is None:
         enough = search.narrowed(*search.widened(enough, enough + 1))
     return enough * GRANULE_BYTES
 
@@ -220,15 +219,16 @@ class _LeastCapacity:
     def __init__(self, course: Course, settings: AllocatorSettings, exact_up_to_bytes: int | None) -> None:
         self._course, self._settings = course, settings
         self._exact_up_to = UNLIMITED if exact_up_to_bytes is None else exact_up_to_bytes // GRANULE_BYTES
-        self.most_steps: int | None = FEW_STEPS  # None: all
         # Else limits follow the capacity.
         self.is_plain = settings.memory_fraction is None and not settings.expandable_segments
 
-    def ended(self, num_granules: int, settings: AllocatorSettings | None = None) -> CachingAllocator | None:
+    def ended(
+        self, num_granules: int, settings: AllocatorSettings | None = None, most_steps: int = MOST_STEPS
+    ) -> CachingAllocator | None:
         """The allocator after the run with this capacity; None if the run fails with it."""
         allocator = CachingAllocator(num_granules * GRANULE_BYTES, settings or self._settings)
         try:
-            self._course.run(allocator, *(() if self.most_steps is None else (self.most_steps,)))
+            self._course.run(allocator, most_steps)
         except AllocatorOutOfMemory:
             return None
         return allocator
@@ -242,13 +242,13 @@ class _LeastCapacity:
                 raise ValueError(_("No device is large enough with memory_fraction {fraction}.", fraction=fraction))
         return too_few, enough
 
-    def narrowed(self, too_few: int, enough: int) -> int:
+    def narrowed(self, too_few: int, enough: int, most_steps: int = MOST_STEPS) -> int:
         """The least capacity with which the run ends, or nearly, between two with which it fails, and ends."""
-        if self.is_plain and enough - too_few > 1 and self.ended(enough - 1) is None:
+        if self.is_plain and enough - too_few > 1 and self.ended(enough - 1, most_steps=most_steps) is None:
             return enough  # most often nothing that an unlimited run reserved can be spared
         while enough - too_few > (1 if too_few < self._exact_up_to else 1 + too_few // _NEARLY):
             middle = (too_few + enough) // 2
-            allocator = self.ended(middle)
+            allocator = self.ended(middle, most_steps=most_steps)
             if allocator is None:
                 too_few = middle
             else:
