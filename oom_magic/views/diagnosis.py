@@ -12,6 +12,7 @@ from oom_magic.explain.evidence.causes import HOST_CAUSES, INPUT_CAUSES, Cause, 
 from oom_magic.explain.evidence.checks import device_tool
 from oom_magic.explain.evidence.checks import is_settled as is_seen_already
 from oom_magic.explain.evidence.clues.programs import PROGRAMS_BY_KEY
+from oom_magic.explain.evidence.grounds import speaks_for_another
 from oom_magic.explain.evidence.judging import meaning_of
 from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.messages.failure import Failure
@@ -19,7 +20,7 @@ from oom_magic.explain.messages.told import says_only_killed, says_only_trouble
 from oom_magic.explain.remedies.from_text.choice import printed_by_message
 from oom_magic.explain.remedies.remedy import Remedy
 from oom_magic.explain.sentences.catalogue import SENTENCES, render_evidence, translate
-from oom_magic.explain.sentences.causes import cause_in_words, causes_in_brief, may_be_cache
+from oom_magic.explain.sentences.causes import cause_in_words, causes_in_brief, is_any_load, may_be_cache
 from oom_magic.language import Language
 from oom_magic.predict.setups.setup import in_words
 from oom_magic.views.blocks import Block, Code, Description, Details, Part, Parts, Sentence, Table, register
@@ -77,12 +78,6 @@ _MOST_OTHERS = 1
 _MOST_NAMED = 3  # of the causes that a text leaves open
 # Evidence that is as true of any run with such numbers.
 _OF_ANY_SUCH_RUN = "own_tensors_fill"
-# What is told of a run and not of its memory, or what a message means: no reason to name one more cause.
-_NOT_OF_MEMORY = (
-    "told_loading", "told_evaluation", "told_late", "told_repeated", "told_saving", "checkpoint_kept",
-    "meaning_cuda_error_oom", "meaning_cuda_error_oom_elsewhere", "meaning_third_party_cuda_oom",
-    "meaning_cuda_driver_call",
-)  # fmt: skip
 # Changes that show by themselves whether the inputs were the cause.
 _LESS_INPUT = (
     "smaller_batch_any", "smaller_batch_plain", "smaller_input", "smaller_items", "smaller_image", "smaller_graph",
@@ -213,7 +208,7 @@ def _is_checked_first(diagnosis: Diagnosis) -> bool:
     """Whether the check that settles the likeliest cause comes before any change: a text that leaves it open."""
     has_change = bool(diagnosis.remedies) and diagnosis.confidence is not Confidence.OPEN
     is_check = _is_tried(diagnosis) and (diagnosis.cause in INPUT_CAUSES or may_be_cache(diagnosis))
-    is_check = is_check and not _says_more_than_check(diagnosis)
+    is_check = (is_check and not _says_more_than_check(diagnosis)) or is_any_load(diagnosis)
     return bool(diagnosis.possible) and not _is_settled(diagnosis) and (is_check or not has_change)
 
 
@@ -354,6 +349,7 @@ def _shown(item: Evidence, lang: Language) -> str:
     quote = item.values.get("quote")
     words = translate("evidence_quoted", lang, quote=quote) if quote else ""
     sentence = render_evidence(item, lang) if item.key in SENTENCES else ""
+    sentence = translate("evidence_told_last", lang, sentence=sentence) if "is_told" in item.values else sentence
     return f"{words}{' ' if words and sentence and lang == 'en' else ''}{sentence}"
 
 
@@ -397,8 +393,8 @@ def _is_worth_confirming(one: PossibleCause, diagnosis: Diagnosis) -> bool:
 
 
 def _may_be(one: PossibleCause, diagnosis: Diagnosis) -> bool:
-    """Whether something in this text speaks for another cause, and not much more for the likeliest."""
-    if not any(_is_of_this_run(item) and item.key not in _NOT_OF_MEMORY for item in one.evidence):
+    """Whether the message, a frame or a line of code speaks for another cause, and not much more for the likeliest."""
+    if not any(speaks_for_another(item) for item in one.evidence if _is_of_this_run(item)):
         return False
     is_near = one.degree >= _LEAST_OF_BEST * diagnosis.possible[0].degree
     return is_near and (one.confidence is not Confidence.OPEN or diagnosis.confidence is Confidence.OPEN)

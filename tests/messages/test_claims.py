@@ -29,7 +29,7 @@ from oom_magic.explain.explainer import explain
         ),
         pytest.param(
             "I am not able to load the Flax GPT-Neo 2.7B model: RuntimeError: Resource exhausted: Failed to allocate request"
-            " for 100.00MiB (104857600B) on device ordinal 0", ["weights do not fit"], ["nother process"],
+            " for 100.00MiB (104857600B) on device ordinal 0", ["no\\s+room\\s+for\\s+the\\s+model"], ["nother process"],
             id="what is loaded fills the device itself",
         ),
         pytest.param(
@@ -52,7 +52,7 @@ from oom_magic.explain.explainer import explain
         pytest.param(
             "ollama run deepseek: unable to allocate CUDA0 buffer\nggml_cuda_host_malloc: failed to allocate 335445.83 MiB of"
             " pinned memory: out of memory\nggml_backend_cuda_buffer_type_alloc_buffer: allocating 28426.68 MiB on device 0:"
-            " cudaMalloc failed: out of memory", ["weights do not fit"], ["RAM\\) ran out"], id="llama.cpp goes on unpinned",
+            " cudaMalloc failed: out of memory", ["no\\s+room\\s+for\\s+the\\s+model"], ["RAM\\) ran out"], id="llama.cpp goes on unpinned",
         ),
         pytest.param(
             'unsloth/Qwen-Image-2512 on kaggle:\npipe = DiffusionPipeline.from_pretrained("a").to("cuda")\nCUDA out of memory.'

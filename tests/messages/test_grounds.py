@@ -442,6 +442,40 @@ def test_what_is_mentioned_is_not_taken_for_what_failed(text, said, not_said):
             "evaluation",
             "smaller batch",
         ),
+        (
+            "tritonserver: after inference requests stop, the GPU memory is not released, and with each start of the client"
+            " the memory usage continues to increase until inference fails.",
+            "keeps memory alive",
+            "Another process",
+        ),
+        (
+            "[Tiled VAE]: split to 4x3 = 12 tiles. Optimal tile size 224x224\n[Tiled VAE]: Executing Decoder Task Queue: 9%"
+            "\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 13.64 GiB.",
+            "Make the tiles smaller",
+            "Decode the image in tiles",
+        ),
+        (
+            "The evaluation runs out of cuda memory. I know that reducing the size of the images or batch size will help,"
+            " but these solutions are not suitable.",
+            "memory",
+            "smaller inputs|smaller batch",
+        ),
+        (
+            "Failed to allocate 16.00 GB GPU memory, CUDA out of memory\n"
+            "| N/A   44C    P0    44W / 300W |      0MiB / 32480MiB |      0%      Default |",
+            "what fills it",
+            "other programs",
+        ),
+        (
+            "任务管理器中看到,在退出之前,显存的占用率没有占满,但 CUDA_ERROR_OUT_OF_MEMORY",
+            "memory",
+            "Another process",
+        ),
+        (
+            "ComfyUI prints Loading checkpoint shards, and then: torch.OutOfMemoryError: CUDA out of memory",
+            "no room for the model's weights when they were loaded",
+            "weights do not fit on",
+        ),
     ],
 )  # fmt: skip
 def test_no_more_is_said_than_the_text_does(text, said, not_said):

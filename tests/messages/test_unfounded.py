@@ -253,7 +253,7 @@ _NUMBERS = (
         ),
         pytest.param(
             'File "app.py", line 81, in <module>\npipe.to(device)\nFile "diffusers/pipelines/pipeline_utils.py", line 545, in to'
-            f"\nmodule.to(device, dtype)\ntorch.OutOfMemoryError: CUDA out of memory. {_NUMBERS}", ["weights do not fit"],
+            f"\nmodule.to(device, dtype)\ntorch.OutOfMemoryError: CUDA out of memory. {_NUMBERS}", ["no\\s+room\\s+for\\s+the\\s+model"],
             ["Make the image smaller", "VAE"], id="a pipeline that is moved",
         ),
         pytest.param(
@@ -425,12 +425,12 @@ _NUMBERS = (
         pytest.param(
             "In A1111 Web UI I can use SD-XL with 1024x1024. Here not:\n"
             'File "invokeai/.venv/lib/invokeai/backend/model_cache.py", line 215, in __enter__\n'
-            "self.cache.move_model_to_device(self.entry, self.device)\nCUDA out of memory", ["weights do not fit"], ["medvram", "Make the image"],
+            "self.cache.move_model_to_device(self.entry, self.device)\nCUDA out of memory", ["no\\s+room\\s+for\\s+the\\s+model"], ["medvram", "Make the image"],
             id="the program of the frames",
         ),
         pytest.param(
             "ComfyUI Error Report\n- **Node Type:** WanVideoModelLoaderMultiGPU\n- **Exception Message:** Allocation on device",
-            ["weights do not fit"], ["picture", "VAE"], id="a node that loads",
+            ["no\\s+room\\s+for\\s+the\\s+model"], ["picture", "VAE"], id="a node that loads",
         ),
         pytest.param(
             "compute_features of jax arrays: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 3199993600 bytes.",

@@ -100,7 +100,7 @@ _OF_SCORES = (
             '  File "torch/distributed/fsdp/_init_utils.py", line 594, in _init_param_handle_from_module\n'
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 25.10 GiB. GPU 3 has a total capacity of 44.32 GiB of"
             " which 18.40 GiB is free. Of the allocated memory 25.10 GiB is allocated by PyTorch, and 12.05 MiB is reserved by"
-            " PyTorch but unallocated.", ["weights do not fit"], ["8-bit", "Shard the model"], id="sharded already",
+            " PyTorch but unallocated.", ["no\\s+room\\s+for\\s+the\\s+model"], ["8-bit", "Shard the model"], id="sharded already",
         ),
         pytest.param(
             "I fine-tune unsloth/llama-3-8b-bnb-4bit, max context length of 18000\nBatch size per device = 2\nTotal batch size = 8\n"

@@ -142,6 +142,11 @@ def check_of_open(cause: Cause, usual: Evidence, failure: Failure | None, clues:
     return Evidence(f"check_when_full{suffix}", _watched(backend, clues))
 
 
+def check_of_loading(failure: Failure | None, clues: Clues) -> Evidence:
+    """The check that tells weights which are too large from a device that was full before them."""
+    return Evidence("check_before_loading", _watched(None if failure is None else failure.backend, clues))
+
+
 def _watched(backend: str | None, clues: Clues) -> dict[str, int | str]:
     """What to watch in the sentence of a check: the device's tool, or its memory where the text names no device."""
     is_known = (backend or clues.accelerator) in _TOOLS

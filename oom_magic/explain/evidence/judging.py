@@ -21,11 +21,11 @@ from oom_magic.explain.evidence.causes import (
     PossibleCause,
     Support,
 )
-from oom_magic.explain.evidence.checks import RESERVING, check_for, check_of_open, is_pytorchs
+from oom_magic.explain.evidence.checks import RESERVING, check_for, check_of_loading, check_of_open, is_pytorchs
 from oom_magic.explain.evidence.clues.environment import ONE_MEMORY
 from oom_magic.explain.evidence.clues.programs import Program
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
-from oom_magic.explain.evidence.grounds import grounded
+from oom_magic.explain.evidence.grounds import grounded, shows_only_loading
 from oom_magic.explain.evidence.log_rules import SHRINKING
 from oom_magic.explain.evidence.number_rules import (
     MIN_OTHERS_SHARE,
@@ -172,6 +172,8 @@ def judge(failures: Sequence[Failure], text: str, clues: Clues | None = None) ->
         first = possible[0]
         check = check_of_open(first.cause, first.check, failure, clues)
         possible = (replace(first, check=check), *possible[1:])
+    if possible and shows_only_loading(possible[0].cause, possible[0].evidence):
+        possible = (replace(possible[0], check=check_of_loading(failure, clues)), *possible[1:])
     evidence = (*grounded(judged.evidence, quotes),)
     is_open = judged.confidence is Confidence.POSSIBLE and not evidence
     confidence = Confidence.OPEN if is_open else judged.confidence
@@ -230,6 +232,7 @@ def _by_precedent(failure: Failure | None, clues: Clues, shares: Mapping[Cause, 
     is_of_device = failure is not None and failure.backend not in (None, "cpu") and "host_fills" not in clues.run.told
     is_of_device = is_of_device or "ram_is_free" in clues.run.told
     impossible = (HOST_CAUSES if is_of_device else frozenset()) | _contradicted(failure) | _unshown(failure, clues)
+    impossible |= {Cause.OTHER_PROCESS} if "device_idle" in clues.run.told else frozenset()
     likely = ((cause, share) for cause, share in shares.items() if cause not in impossible)
     for cause, share in islice(likely, _MOST_POSSIBLE):
         yield Support(cause, _MOST_BY_PRECEDENT * math.sqrt(share), Evidence("precedents"))

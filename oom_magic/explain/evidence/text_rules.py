@@ -209,7 +209,8 @@ def _program(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     said = use.program.said
     if use.stage is not None:
         key = f"stage_{use.stage.key}"
-        yield Support(use.stage.cause, use.stage.weight, Evidence(key, said))
+        told = {**said, "is_told": 1} if use.is_told else said
+        yield Support(use.stage.cause, use.stage.weight, Evidence(key, told))
     elif use.program.default_cause is not None:
         cause, weight = use.program.default_cause
         if "grows" in clues.run.told and use.program.key not in _OF_DATA:

@@ -25,6 +25,10 @@ CATALOGUE: Sentences = {
     "cause_request_alone_too_big": "A single tensor is larger than the device allows, however empty it is.",
     "cause_weights_too_big": "The model's weights do not fit on the device.",
     "cause_weights_too_big_trained": "The model's weights and their gradients do not fit together on the device.",
+    "cause_weights_too_big_loading": (
+        "There was no room for the model's weights when they were loaded: they are too large, or something else was"
+        " there."
+    ),
     "cause_weights_too_big_twice": ("A checkpoint is loaded onto the GPU, and does not fit beside what is there."),
     "cause_weights_too_big_copied": "One more copy of the weights does not fit beside them.",
     "cause_weights_too_big_saving": (

@@ -8,6 +8,7 @@ from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.causes import Cause, Evidence
 from oom_magic.explain.evidence.checks import SERVERS
 from oom_magic.explain.evidence.clues.programs import PROGRAMS, PROGRAMS_BY_KEY
+from oom_magic.explain.evidence.grounds import shows_only_loading
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.remedies.from_text.kind_of_run import facts_of, is_evaluation, is_of_pytorch, trains
 from oom_magic.explain.sentences.catalogue import translate
@@ -50,8 +51,9 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
     elif cause is Cause.LEAK_OR_RETAINED_REFERENCE:
         suffix = _suffix_of_leak(diagnosis)
     elif cause is Cause.WEIGHTS_TOO_BIG:
-        suffix = next((_COPY_SUFFIXES[one.key] for one in diagnosis.evidence if one.key in _COPY_SUFFIXES), "")
-        suffix = suffix or ("_trained" if any(map(_is_of_gradients, diagnosis.evidence)) else "")
+        usual = "_loading" if shows_only_loading(cause, diagnosis.evidence) else ""
+        usual = "_trained" if any(map(_is_of_gradients, diagnosis.evidence)) else usual
+        suffix = next((_COPY_SUFFIXES[one.key] for one in diagnosis.evidence if one.key in _COPY_SUFFIXES), usual)
     elif cause is Cause.FRAGMENTATION and failure is not None and _has_no_cache(failure):
         suffix = "_free"
     elif cause is Cause.HOST_RAM:
@@ -85,6 +87,12 @@ def causes_in_brief(causes: Sequence[Cause], diagnosis: Diagnosis) -> str:
 
 def _is_of_gradients(evidence: Evidence) -> bool:
     return evidence.key in _FILLS and evidence.values["category_key"] == "category_gradient"
+
+
+def is_any_load(diagnosis: Diagnosis) -> bool:
+    """Whether weights were being loaded, and neither their size nor a second copy of them is known."""
+    keys = [one.key for one in diagnosis.remedies[:1]]
+    return shows_only_loading(diagnosis.cause, diagnosis.evidence) and keys != ["map_location_cpu"]
 
 
 def _reserves(diagnosis: Diagnosis) -> bool:

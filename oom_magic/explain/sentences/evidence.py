@@ -317,6 +317,9 @@ EVIDENCE: Sentences = {
         "Print the shapes on the failing line; their product times the element size is what was requested."
     ),
     "check_weights_too_big": "Compare the size of the weights with the device's memory.",
+    "check_before_loading": (
+        "Look at {tool} just before the model is loaded: where the device is nearly empty, the weights are too large."
+    ),
     "check_activations": (
         "Try it with half at once (fewer, shorter or smaller inputs): if far less memory is then used, that was the"
         " cause."

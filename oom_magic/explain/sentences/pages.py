@@ -74,6 +74,7 @@ PAGE_CATALOGUE: Sentences = {
     "heading_possible": "What else it may be, and how to check",
     "heading_confirm": "How to confirm it",
     "evidence_quoted": "The text: “{quote}”.",
+    "evidence_told_last": "Judging by what the text tells last: {sentence}",
     "possible_first": "To confirm: {check}",
     "possible_also": "{cause} ({confidence}) To check: {check}",
     "line_best": "What to change: {text}",

@@ -238,6 +238,9 @@ REMEDIES: Sentences = {
     "remedy_ollama_layers": "Put fewer layers on the GPU (num_gpu); the others run on the CPU.",
     "remedy_zero_offload": "Keep the optimizer state in RAM (DeepSpeed's offload_optimizer).",
     "remedy_diffusers_vae": "Decode the image in tiles (VAE tiling).",
+    "remedy_smaller_tiles": (
+        "Make the tiles smaller in which it is decoded or encoded, if the program has a setting for that."
+    ),
     "remedy_llama_layers": "Put fewer layers on the GPU ({setting}); the others run on the CPU.",
     "remedy_llama_context": (
         "Request a shorter context ({setting}); where none is set, some programs use the model's full length."

@@ -207,13 +207,14 @@ OTHERS_ON_DEVICE: dict[str, re.Pattern[str]] = {
         r"(?:memory|gpu|card|vram) (?:is |was |being )?already (?:being )?(?:in use|used|occupied|taken"
         r"|allocated|full)",
         r"(?:僵尸|残留|孤儿|后台)\S{0,4}进程|进程[^\n]{0,12}(?:残留|没有?(?:结束|退出|杀掉)|仍(?:然)?占)"
-        r"|(?:停止|结束|退出|中断|杀掉|杀死|ctrl ?\+?c)[^\n]{0,16}(?:显存|gpu)[^\n]{0,8}(?:没有?释放|仍|还(?:在|被)"
-        r"|占)",
+        r"|(?:停止|结束|退出|中断|杀掉|杀死|ctrl ?\+?c)[^\n]{0,16}(?:显存|gpu)[^\n没未]{0,8}(?:没有?释放|仍|还(?:在|被)"
+        r"|占(?!用率|满))",
     ),
     "device_idle": said_as(
         r"(?<!not )(?<!n't )(?<!never )\b(?:ha(?:ve|s|d|ving)|got|with|despite|is|are|was|be|still)\s"
         r"(?:(?!not\b|no\b)\w+\s){0,3}"
         r"(?:plenty of|(?<!not )enough|sufficient|lots of)\s(?:free |available )?(?:gpu |video )?(?:memory|vram)\b",
+        r"\|\s+0mib / +\d{4,6}mib \|",
         r"(?:memory|vram) is (?:available|free)", r"free gpu oom", r"although memory is available",
         r"\bgpus?\b[^.\n]{0,40}\b(?:are|is|was|were) (?:\w+ )?(?:empty|idle|not (?:in use|used))\b",
         r"显存(?:还有|足够|充足)|显存(?:(?!不|没|未)[^\n，。]){0,6}够(?!吗|么|[^\n，。]{0,4}[?？])",

@@ -59,11 +59,15 @@ class Program:
 
 @dataclass(frozen=True)
 class ProgramUse:
-    """A program seen in a text, the stage that failed (None: not shown) and its share of the device (None: unknown)."""
+    """A program seen in a text, the stage that failed (None: not shown) and its share of the device (None: unknown).
+
+    ``is_told``: the stage is the one that the text names last, and no line at the failure shows it.
+    """
 
     program: Program
     stage: Stage | None = None
     budget: float | None = None
+    is_told: bool = False
 
 
 def _stage(
@@ -437,7 +441,11 @@ def find_program(text: str, trace: str, message_format: str | None = None) -> Pr
         program = PROGRAMS_BY_KEY["sglang"]  # which computes with layers of vLLM
     if program is not None and program.key == "llama_cpp" and _OLLAMA_RUNS.search(text):
         program = PROGRAMS_BY_KEY["ollama"]
-    return None if program is None else ProgramUse(program, _stage_of(program, text, trace), _budget_of(program, text))
+    if program is None:
+        return None
+    shown = _stage_at_failure(program, trace)
+    stage = shown or _last_stage(program, text)
+    return ProgramUse(program, stage, _budget_of(program, text), is_told=shown is None and stage is not None)
 
 
 def _may_run(program: Program, trains: bool) -> bool:
@@ -455,9 +463,8 @@ def _is_first_server(program: Program, text: str) -> bool:
     return min(named)[1] == program.key
 
 
-def _stage_of(program: Program, text: str, trace: str) -> Stage | None:
-    """The stage by the frames, else by the text: one that encloses all that it calls, else the innermost."""
-    text = _WENT_WELL.sub("", text)
+def _stage_at_failure(program: Program, trace: str) -> Stage | None:
+    """The stage by the lines at the failure: one that encloses all that it calls, else the innermost."""
     lines = _WENT_WELL.sub("", trace).split("\n")[-120:]
     frames = [line for line in lines if _IN_FUNCTION.search(line)]
     outer = (one for one in program.stages if one.encloses and any(one.pattern.search(line) for line in frames))
@@ -468,10 +475,16 @@ def _stage_of(program: Program, text: str, trace: str) -> Stage | None:
         found = next((stage for stage in program.stages if stage.pattern.search(line)), None)
         if found is not None:
             return found
+    return None
+
+
+def _last_stage(program: Program, text: str) -> Stage | None:
+    """The stage that a text names last, which is nearest to the failure."""
+    text = _WENT_WELL.sub("", text)
     log = CODE_LINE.sub(lambda match: " " * len(match.group()), text)  # code that loads goes on, as a rule
     read = ((stage, log if stage.key == "loading" else text) for stage in program.stages)
     named = [(matches[-1].start(), stage) for stage, text in read if (matches := [*stage.pattern.finditer(text)])]
-    return max(named, key=lambda one: one[0], default=(0, None))[1]  # what a log tells last is nearest to the failure
+    return max(named, key=lambda one: one[0], default=(0, None))[1]
 
 
 def _budget_of(program: Program, text: str) -> float | None:

@@ -20,6 +20,7 @@ _CHANGES: Mapping[str, re.Pattern[str]] = {
     "tried_size": words(
         r"\b(?:shr[aiu]nk|resiz\w+|downscal\w+) (?:the |my |all )?(?:videos?|images?|pictures?|inputs?|data)\b"
         r"|\b(?:image|img|crop|patch|input|picture|frame|video|window|tile)s?[ _-]?(?:sizes?|dim\w*|resolutions?)"
+        r"|\bsizes? of (?:the |my |each )?(?:images?|inputs?|pictures?|frames?|crops?)\b"
         r"|resolutions?\b|\bimgsz\b|\bcrop(?:s|ped)?\b|\b(?:fewer|number of) frames\b",
         r"分辨率|(?:图片?|图像|输入|裁剪|切割)(?:的)?(?:大小|尺寸)",
     ),
@@ -55,6 +56,15 @@ _CHANGES: Mapping[str, re.Pattern[str]] = {
     "tried_limit": words(r"\b(?:max(?:imum)?|more|larger|higher|increas\w+) (?:the )?(?:memory|mem|ram)\b|--mem\b"
         r"|\bto (?:our |a |an |the )?\d[\d.,]{0,6} ?[gt]i?b\b|\b(?:entire|whole|full) node\b"),
 }  # fmt: skip
+# What is on or off: who names one has it, or knows of it and asks for more. Not where it is named as absent.
+_SWITCHES = (
+    "tried_half", "tried_checkpointing", "tried_vram", "tried_tiles", "tried_attention", "tried_stream",
+)  # fmt: skip
+_ABSENT = words(
+    r"\b(?:without|not?|never|disabl\w*|lack\w*|missing|miss|false|off|none|absence|unsupported)\b|n't\b|=\s?[\"']?0\b"
+    r"|\b(?:how (?:to|do|can)|can (?:i|we|you)|is there|are there|could|would|should|need|support for|wish|hope)\b|\?",
+    r"不|没|未|无|如何|怎么|吗|能否|是否",
+)
 # Changes that help only one way.
 _OF_SIZES = ("tried_batch", "tried_size", "tried_length", "tried_layers", "tried_workers")
 _LESS = words(
@@ -102,6 +112,8 @@ _NOT_MADE = words(
 # Said of a change that is out of the question: no cause is ruled out by that, but nobody wants to be told it.
 _BARRED = words(
     r"\b(?:is|are|was|it'?s) (?:not an|no) option\b|\bout of the question\b"
+    r"|\b(?:solutions?|options?|ways?|it|this|that|these|those)(?: \w+)? (?:(?:is|are)(?: not|n't)|not) (?:\w+ )?"
+    r"(?:suitable|acceptable|feasible|desirable|possible|viable|what i want)\b"
     r"|\b(?:can(?:'?t|not| not)|could(?:n'?t| not)|unable to|(?:do(?:n'?t| not)|not) want to|without having to)"
     r" (?:\w+ ){0,2}(?:reduc|decreas|lower|cut|split|downscal|resiz|shrink|chang|crop|shorten)\w*",
     r"(?:不能|不想|无法|没法)[^\n，。]{0,4}[减降调改缩]",
@@ -127,6 +139,16 @@ def barred_in(text: str) -> dict[str, str]:
         if _BARRED.search(one):
             keys = (key for key, pattern in _CHANGES.items() if pattern.search(one))
             found |= {key.replace("tried_", "barred_"): one.strip()[:_LONGEST_SENTENCE] for key in keys}
+    return found
+
+
+def switches_in(text: str) -> dict[str, str]:
+    """The switches that a cleaned text names, not as absent, as keys (``known_tiles`` of ``tried_tiles``) and where."""
+    found: dict[str, str] = {}
+    for one in _END.split(_PROPOSED.sub("", text[:_LONGEST_READ])):
+        keys = [key for key in _SWITCHES if _CHANGES[key].search(one)]
+        if keys and not _ABSENT.search(one):
+            found |= {key.replace("tried_", "known_"): one.strip()[:_LONGEST_SENTENCE] for key in keys}
     return found
 
 

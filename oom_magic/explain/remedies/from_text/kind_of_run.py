@@ -108,6 +108,7 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
     is_settled = not diagnosis.setup_phrases and not diagnosis.story.proposals  # a guide proposes what it sets
     found = {one for one in told if is_settled or not one.startswith(_OF_THE_RUN) or one == "has_batch_of_one"}
     found |= {one.replace("barred_", "tried_") for one in told if one.startswith("barred_")}
+    found |= {one.replace("known_", "tried_") for one in told if is_settled and one.startswith("known_")}
     found |= {name.replace(" ", "_").lower() for name in diagnosis.frameworks}
     found |= _AT_HAND if not is_text else _whose_loop(diagnosis)
     loads = "workers" in told or "pins" in told or (failure is not None and "dataloader" in failure.format)
