@@ -26,7 +26,10 @@ def names() -> dict[str, Any]:
     def distances(a, b):
         return torch.cdist(a, b).argmin(dim=1)
 
-    return {"torch": torch, "print": lambda *_: None, "distances": distances, **rows}
+    def pairs(unit):
+        return unit @ unit.T
+
+    return {"torch": torch, "pairs": pairs, "print": lambda *_: None, "distances": distances, **rows}
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,10 @@ def names() -> dict[str, Any]:
     [
         (SEARCHED, ("top", "index")),
         ("nearest = distances(queries, corpus)", ("nearest",)),
+        (
+            "with torch.no_grad():\n    a, b = queries, corpus\n    for _ in range(2):\n        a = a * 2\nc = a @ b.T",
+            ("c",),
+        ),
         ("kept = []\nseen = (queries @ corpus.T).softmax(-1)\nbest = seen.max(-1).values", ("best",)),
     ],
 )
@@ -51,6 +58,10 @@ def test_rows_in_parts_give_the_same(cell: str, results: tuple[str, ...]) -> Non
     "cell",
     [
         "alike = queries @ queries.T",  # each row meets all others
+        "unit = queries * 2\nalike = unit @ unit.T",
+        "unit = queries * 2\nother = unit * 3\nalike = torch.cdist(unit, other)",
+        "unit = queries * 2\nalike = (unit[:, None] - unit[None]).norm(dim=-1)",
+        "alike = pairs(queries)",
         "scores = (queries @ corpus.T).softmax(0)",
         "mean = (queries @ corpus.T).mean()",
         "best = torch.cat([queries, corpus])",

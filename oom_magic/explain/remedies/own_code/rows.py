@@ -29,6 +29,7 @@ _ALONG = {
     "normalize": 1,
 }  # fmt: skip
 _ALONG_LAST = frozenset({"topk", "sort", "argsort", "normalize"})  # unless another is given
+_IN_PAIRS = frozenset({"cdist", "einsum", "outer", "kron", "tensordot"})
 _MIXING = frozenset({"nonzero", "unique", "flatten", "view", "reshape", "permute", "transpose", "backward", "item"})
 
 
@@ -202,6 +203,8 @@ def computed_in_parts(tree: ast.Module, names: Mapping[str, Any], rows: str, aft
     together = results[0] if len(results) == 1 else f"({', '.join(results)})"
     passing = [name for name in _made_by(block) if name not in results]  # what is left would be of the last part alone
     behind = f"parts.append({together})" + (f"\ndel {', '.join(passing)}" if passing else "")
+    left = sorted(_made_in_loops(block) - {*results, *passing})
+    behind += f"\n{' = '.join(left)} = None" if left else ""
     loop.body = [*inside, *ast.parse(behind).body]
     joined = f"{results[0]} = torch.cat(parts)"
     if len(results) > 1:
@@ -226,20 +229,102 @@ def _results(block: Sequence[ast.stmt], behind: Sequence[ast.stmt]) -> list[str]
 
 
 def _made_by(block: Sequence[ast.stmt]) -> list[str]:
-    """The names that assignments in the block bind, but not those within other statements."""
-    return list(dict.fromkeys(node.id for node in _stored([one for one in block if isinstance(one, ast.Assign)])))
+    """The names that assignments in the block, or under ``with`` in it, bind, but not those within loops."""
+    inside = [_made_by(one.body) if isinstance(one, ast.With) else () for one in block]
+    made = [node.id for node in _stored([one for one in block if isinstance(one, ast.Assign)])]
+    return list(dict.fromkeys([*made, *(name for names in inside for name in names)]))
+
+
+def _made_in_loops(block: Sequence[ast.stmt]) -> set[str]:
+    """The names that assignments in loops bind, which may not run."""
+    loops = (node for one in block for node in ast.walk(one) if isinstance(node, (ast.For, ast.While)))
+    made = (node for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Assign))
+    return _bound(list(made))
 
 
 def _are_by_themselves(block: Sequence[ast.stmt], names: Mapping[str, Any], rows: str) -> bool:
     """Whether the statements, and the user's functions that they call, compute each row by itself, as far as can be
     seen: nothing mixes the first dimension, and no statement takes the rows twice."""
     module = ast.Module(list(block), [])
-    if any(sum(node.id == rows for node in ast.walk(one) if isinstance(node, ast.Name)) > 1 for one in block):
+    if any(sum(node.id == rows for node in ast.walk(one) if isinstance(node, ast.Name)) > 1 for one in _parts(module)):
         return False
     if any(isinstance(node, (ast.AugAssign, ast.FunctionDef, ast.ClassDef)) for node in ast.walk(module)):
         return False
-    codes = [module, *(one.definition for one in called_in(module, names))]
-    return all(_keeps_rows(node) for code in codes for node in ast.walk(code))
+    called = [one.definition for one in called_in(module, names)]
+    derived = _derived(module, {rows})
+    codes = [(module, derived), *((one, _derived(one, _given(module, one, derived))) for one in called)]
+    return not any(not _keeps_rows(node) or _meets(node, own) for code, own in codes for node in ast.walk(code))
+
+
+def _parts(code: ast.AST) -> Iterator[ast.AST]:
+    """What is computed at once: simple statements, the conditions of others, the values of a tuple each by itself."""
+    for node in ast.walk(code):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+            yield from node.value.elts
+        elif isinstance(node, ast.stmt) and not hasattr(node, "body"):
+            yield node
+        elif isinstance(node, ast.stmt):
+            yield from (one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
+
+
+def _given(caller: ast.AST, function: ast.FunctionDef | ast.AsyncFunctionDef, derived: Collection[str]) -> set[str]:
+    """The arguments for which calls of a function pass what is ``derived``; all where it is not called there."""
+    names = [one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)]
+    calls = [one for one in ast.walk(caller) if isinstance(one, ast.Call)]
+    calls = [one for one in calls if ast.unparse(one.func).rpartition(".")[2] == function.name]
+    own = names[1:] if names[:1] == ["self"] else names
+    given = [pair for call in calls for pair in zip(own, call.args, strict=False)]
+    given += [(one.arg or "", one.value) for call in calls for one in call.keywords]
+    return {name for name, one in given if not _names(one).isdisjoint(derived)} if calls else set(names)
+
+
+def _derived(code: ast.AST, first: Collection[str]) -> set[str]:
+    """The names that code computes from what is in the ``first``, those among them."""
+    derived, before = set(first), 0
+    bindings = [pair for node in ast.walk(code) for pair in _bindings(node)]
+    while len(derived) > before:
+        before = len(derived)
+        for target, value in bindings:
+            if not _names(value).isdisjoint(derived):
+                derived |= {node.id for node in ast.walk(target) if is_stored(node)}
+    return derived
+
+
+def _bindings(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
+    """What a statement binds, with the values."""
+    match node:
+        case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)) if len(targets) == len(values):
+            return list(zip(targets, values, strict=True))
+        case ast.Assign(targets=targets, value=value):
+            return [(one, value) for one in targets]
+        case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
+            return [(target, value)]
+    return []
+
+
+def _meets(node: ast.AST, derived: Collection[str]) -> bool:
+    """Whether each row meets others there: of what is ``derived`` from rows, these come to stand elsewhere, or two are
+    compared in pairs."""
+
+    def is_derived(one: ast.AST) -> bool:
+        return not _names(one).isdisjoint(derived)
+
+    match node:
+        case ast.Attribute(value=value, attr="T" | "H") | ast.Call(func=ast.Attribute(value=value, attr="t")):
+            return is_derived(value)
+        case (
+            ast.Call(func=ast.Attribute(value=value, attr="unsqueeze"), args=[ast.Constant(value=0)])
+            | ast.Subscript(value=value, slice=ast.Constant(value=None))
+            | ast.Subscript(value=value, slice=ast.Tuple(elts=[ast.Constant(value=None), *_]))
+        ):
+            return is_derived(value)
+        case ast.Call(func=ast.Attribute(attr=name), args=args) if name in _IN_PAIRS:
+            return sum(map(is_derived, args)) > 1
+    return False
+
+
+def _names(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def _keeps_rows(node: ast.AST) -> bool:
