@@ -10,9 +10,10 @@ import warnings
 import pytest
 import torch
 
+from oom_magic.explain.live.called import Called
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.code import code_for
-from oom_magic.explain.remedies.own_code.accumulation import accumulating
+from oom_magic.explain.remedies.own_code.accumulation import accumulating, accumulating_step
 from oom_magic.explain.remedies.own_code.writing import own_code
 from oom_magic.explain.remedies.rehearsal import Variation
 from oom_magic.explain.remedies.size_parameters import find_size_parameters
@@ -514,3 +515,43 @@ def test_where_nothing_sets_how_many_batches_are_accumulated_it_is_said():
     rehearsal.parameters["batch"], rehearsal.accumulation = find_size_parameters(tree, {"batch": 6}, "batch", 6)[0], 2
     code = rehearsal.own_code("smaller_batch", {**VALUES, "accumulation": 6})
     assert code.startswith("batch = 2\n") and "every 6 batches" in code
+
+
+_STEP = """\
+def step(batch_size, scale=1.0):
+    {doc}
+    optimizer.zero_grad()
+    x = next(batches)[:batch_size]
+    loss = (net(x) * scale).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+
+
+@pytest.mark.parametrize("doc", ['"""Train once."""', "pass"])
+def test_a_function_that_makes_its_batch_and_steps_accumulates(doc: str) -> None:
+    data = torch.randn(6, 4)
+    weights = []
+    for number, rows in ((1, 3), (3, 1)):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 2)
+        names = {"net": net, "optimizer": torch.optim.SGD(net.parameters(), lr=0.1), "found": 1, "torch": torch,
+                 "batches": iter(data.split(rows))}  # fmt: skip
+        tree = ast.parse(_STEP.format(doc=doc))
+        cell = ast.parse(f"for _ in range(2):\n    losses.append(step(found * {rows}))")
+        called = Called(make, tree.body[0], "<ipython-input-1>", names)
+        made = tree if number == 1 else accumulating_step(called, cell, number, {"batch_size"})
+        assert made is not None and (doc == "pass") is (ast.get_docstring(made.body[0]) is None)
+        names["losses"] = []
+        exec(f"{ast.unparse(made)}\n{ast.unparse(cell)}", names)
+        weights.append(net.weight)
+        assert len(names["losses"]) == 2
+    assert torch.allclose(*weights, atol=1e-6)
+
+
+@pytest.mark.parametrize("cell", ["step(rows)", "step(batch_size=found)", "for x in data:\n    step(x)"])
+def test_a_function_that_may_be_given_its_batch_does_not(cell: str) -> None:
+    names = {"rows": torch.zeros(4, 4)}
+    called = Called(make, ast.parse(_STEP.format(doc="pass")).body[0], "<ipython-input-1>", names)
+    assert accumulating_step(called, ast.parse(cell), 2, {"batch_size"}) is None

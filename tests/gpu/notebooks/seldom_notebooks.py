@@ -1,11 +1,12 @@
 """Notebooks of models that others lack: translation with arguments inside the trainer, GradScaler and convolutions, two
 encoders, a recurrent model that fits itself, a leak into a dictionary of lists, outputs whose backward comes later, a text
-in pieces with its state, a teacher in a function of the step, a generator with its critic, and large embeddings."""
+in pieces with its state, a teacher in a function of the step, a generator with its critic, large embeddings, and a
+search for a batch size."""
 
 from __future__ import annotations
 
 from tests.gpu.notebooks.failing_notebooks import NOTEBOOKS
-from tests.gpu.notebooks.notebook_cases import FILLED, HEAD, SMALL, Notebook, names, put, too_large_a_batch
+from tests.gpu.notebooks.notebook_cases import FILLED, HEAD, SMALL, STEP, Notebook, after, names, put, too_large_a_batch
 
 NOTEBOOKS["arguments inside a trainer"] = too_large_a_batch(
     (
@@ -312,4 +313,42 @@ for step in range(20):
     names("weights_too_big"),
     names("half_weights"),
     {"half_weights": put(HALF=".to(torch.bfloat16)")},
+)
+
+NOTEBOOKS["search for a batch size"] = Notebook(
+    (
+        SMALL
+        + """
+model = GPT2LMHeadModel(config).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+
+def step(batch_size, seq_len=512):
+    ids = torch.randint(0, 8192, (batch_size, seq_len), device="cuda")
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+def find_batch_size(start=2, limit=256):
+    batch_size = start
+    while batch_size <= limit:
+        try:
+            step(batch_size)
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            optimizer.zero_grad(set_to_none=True)
+            return batch_size // 2
+        batch_size *= 2
+    return limit
+""",
+        "best = find_batch_size()",
+        """
+for i in range(10):
+    step({B})
+""",
+    ),
+    {"B": "best * 2"},
+    FILLED,
+    STEP,
+    {"smaller_batch": after("B")},
 )

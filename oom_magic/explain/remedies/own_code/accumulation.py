@@ -10,10 +10,11 @@ from fractions import Fraction
 from types import MethodType
 from typing import Any, TypeGuard
 
-from oom_magic.explain.live.called import Called, called_in, object_of
+from oom_magic.explain.live.called import NOTHING, Called, called_in, object_of
 from oom_magic.explain.remedies.own_code.loops import (
     backwards,
     called_alone,
+    is_module,
     is_stored,
     is_update,
     outermost,
@@ -50,6 +51,34 @@ def accumulating(
     for body, at in places.values():
         body.insert(at, ast.parse(f"accumulation = {number}").body[0])
     return ast.fix_missing_locations(made)
+
+
+def accumulating_step(called: Called, caller: ast.AST, number: int, sizes: Collection[str]) -> ast.Module | None:
+    """A copy of a function that makes a batch, whose size is one of ``sizes``, for one step of the optimizer, with so
+    many batches in a step; None where it is not so, or the ``caller`` may give it the batch."""
+    made = ast.parse(ast.unparse(called.definition))
+    function = made.body[0]
+    assert isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)), "defined so"
+    has_words = ast.get_docstring(function) is not None
+    turn = ast.While(ast.Constant(True), function.body[has_words:], [])
+    calls = [one for one in ast.walk(caller) if isinstance(one, ast.Call) and _called(one) == function.name]
+    given = [part for one in calls for part in (*one.args, *(it.value for it in one.keywords))]
+    is_given = not calls or any(_may_be_batch(one, called.names) for one in given)
+    if is_given or training_loops(made) or len(list(backwards(turn.body))) != 1:
+        return None
+    makes = turn.body[: turn.body.index(next(backwards(turn.body)))]
+    if set(sizes).isdisjoint(text for one in makes for text in _texts(one)) or not _accumulate(turn, ()):
+        return None
+    counted = ast.parse(f"accumulation = {number}").body
+    function.body = [*function.body[:has_words], *counted, *turn.body]
+    return ast.fix_missing_locations(made)
+
+
+def _may_be_batch(argument: ast.expr, names: Mapping[str, Any]) -> bool:
+    """Whether what a function is given may be data: not what is computed of numbers, a model, an optimizer."""
+    values = [names.get(node.id, NOTHING) for node in ast.walk(argument) if isinstance(node, ast.Name)]
+    return any(not isinstance(one, (int, float, str)) and not hasattr(type(one), "step") and not is_module(one)
+               for one in values)  # fmt: skip
 
 
 def _differ_by_entry(node: ast.AST, sizes: Collection[str]) -> bool:
@@ -290,9 +319,9 @@ def _accumulate_inside(
 
 
 def _leads_out(statement: ast.stmt) -> bool:
-    """Whether it may end a turn of the loop that it stands in, or the loop."""
+    """Whether it may end a turn of the loop that it stands in, the loop or the function."""
     is_loop = isinstance(statement, (ast.For, ast.While))
-    return not is_loop and any(isinstance(node, (ast.Break, ast.Continue)) for node in ast.walk(statement))
+    return not is_loop and any(isinstance(one, (ast.Break, ast.Continue, ast.Return)) for one in ast.walk(statement))
 
 
 def _ends_by_steps(loop: ast.For, before: list[ast.stmt], later: list[ast.stmt]) -> list[ast.stmt]:

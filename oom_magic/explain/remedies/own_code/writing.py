@@ -17,6 +17,7 @@ from oom_magic.explain.remedies.own_code.accumulation import (
     TRAINER_LIMITS,
     accumulated_by_trainer,
     accumulating,
+    accumulating_step,
     is_lightnings_trainer,
     with_more_batches,
 )
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from oom_magic.explain.remedies.size_parameters import SizeParameter
     from oom_magic.predict.what_if.change import Change
 
+_DEFINES = ("def ", "class ", "async def ", "@")
 _ADAPTERS = ("lora", "qlora")
 KEEP_CLASSES = """\
 def keep_classes(logits, labels):
@@ -213,7 +215,9 @@ class CodeWriter:
             tree = tree or accumulated_by_trainer(self._tree, self._names, accumulation, sizes)
             if tree is not None:
                 return "\n".join([*targets, *shown(tree, before, sizes)])
-        return "\n\n".join(["\n".join(changed), self._loop_elsewhere(accumulation, sizes)])
+        parts = ["\n".join(changed), self._loop_elsewhere(accumulation, sizes)]
+        is_defined = parts[1].startswith(_DEFINES) and changed != targets  # what calls it comes behind it
+        return "\n\n".join(parts[::-1] if is_defined else parts)
 
     def _loop_elsewhere(self, accumulation: int, sizes: Collection[str]) -> str:
         """The loop of a function that the cell runs, which accumulates, or what to do."""
@@ -225,7 +229,19 @@ class CodeWriter:
                 return "\n".join(f"{name}.{setting} = {number}" for setting, number in settings.items())
         own = {*sizes, *(f"self.{one.rpartition('.')[2]}" for one in sizes)}  # as a method calls them
         code = self._in_function(lambda tree, names: accumulating(tree, names, accumulation, own))
-        return code or accumulated_in_words(accumulation)
+        return code or self._step_elsewhere(accumulation, sizes) or accumulated_in_words(accumulation)
+
+    def _step_elsewhere(self, accumulation: int, sizes: Collection[str]) -> str:
+        """The notebook's function that makes a step of such a batch, accumulating; "" where there is none."""
+        for one in called_in(self._tree, self._names):
+            if (
+                is_cell(one.file)
+                and getattr(self._names.get(one.definition.name), "__code__", None) is one.function.__code__
+            ):
+                tree = accumulating_step(one, self._tree, accumulation, sizes)
+                if tree is not None:
+                    return ast.unparse(tree)
+        return ""
 
     def _longer_elsewhere(self, times: Fraction, sizes: Collection[str]) -> str:
         """The loop of a function that the cell runs, with ``times`` as many batches; "" where none counts."""
