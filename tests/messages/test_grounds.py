@@ -472,6 +472,28 @@ def test_what_is_mentioned_is_not_taken_for_what_failed(text, said, not_said):
             "Another process",
         ),
         (
+            "The app crashes with a CUDA OOM error regardless of --tile size argument used: the upsampler loads the whole"
+            " image to the GPU.",
+            "memory",
+            "Make the tiles smaller|parts of the model",
+        ),
+        (
+            "AWQ: model.quantize runs out of memory. The failure occurs with any number of calibration samples.",
+            "memory",
+            "Calibrate with fewer",
+        ),
+        (
+            "With small epochs, this error did not occur, even after 50 epochs. With a long one the GPU memory increases until"
+            " an out-of-memory error.",
+            "keeps memory alive",
+            "come to epoch",
+        ),
+        (
+            "Precision reaches 29% in validation. The training was cut off halfway through, indicating CUDA out of memory.",
+            "memory",
+            "evaluat(?:es|ion may)",
+        ),
+        (
             "ComfyUI prints Loading checkpoint shards, and then: torch.OutOfMemoryError: CUDA out of memory",
             "no room for the model's weights when they were loaded",
             "weights do not fit on",

@@ -273,7 +273,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "tiles": said_as(r"enable_(?:vae_)?tiling\(|\b(?:decode|encode)_tiled\w{0,4}\(|\bretrying with tiled\b"),
     "caches_in_8_bits": said_as(r"KV_CACHE_TYPE\W{1,3}q[48]_|cache-type-k q[48]_"),
     "diffuses": said_as(
-        r"diffus|\bvae\b|\bprompts?\b|\bpipe(?:line)?\b|\bflux\b|\bsd(?:xl|3)?\b|\bunet\b|\bloras?\b|sampler|hunyuan|\bwan\b"
+        r"diffus|\bvae\b|\bprompts?\b|\bpipe(?:line)?\b|\bflux\b|\bsd(?:xl|3)?\b|\bunet\b|\bloras?\b|(?<!up)sampler|hunyuan|\bwan\b"
         r"|\bltx\b|\b[ti]2[vi]\b|提示词",
     ),
     "predates_bf16": said_as(  # cards before Ampere

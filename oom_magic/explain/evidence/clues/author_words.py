@@ -364,8 +364,9 @@ _NOT_SO = re.compile(
 _READ_SOMEWHERE = re.compile(
     r"\b(?:internet|google\w*|online|stack ?overflow|forums?|read that|it seems that|people say)\b", re.I
 )
-_FAILS = re.compile(
-    r"\boom\b|memory|\bcrash|\bfail|\berror|\bkill|\bcuda\b|vram|\bram\b|显存|内存|报错|爆|溢出|失败", re.I
+FAILS = re.compile(
+    r"(?<![a-z])oom(?![a-z])|memory|\bcrash|\bfail|\berror|\bkill|\bcuda\b|vram|\bram\b|显存|内存|报错|爆|溢出|失败",
+    re.I,
 )
 _ASKED = re.compile(
     r"\s{0,2}(?:(?:so|but|or|and),? )?(?:is|are|was|were|do|does|did|could|can|may|might|should|must|have|has)"
@@ -476,7 +477,7 @@ def _is_not_seen(text: str, sentence: int, start: int, end: int) -> bool:
     if _NOT_SEEN.search(text, max(sentence, start - 120), start):
         return True
     line = text[: text.find("\n", end) if "\n" in text[end:] else len(text)].lstrip()
-    return "\n" not in line and "\n" in text.strip() and len(line) <= LONGEST_QUOTE and not _FAILS.search(line)
+    return "\n" not in line and "\n" in text.strip() and len(line) <= LONGEST_QUOTE and not FAILS.search(line)
 
 
 def _is_asked_in_chinese(text: str, start: int, end: int) -> bool:

@@ -159,8 +159,8 @@ _NOTHING_RUNS = (
 # What an author says of others on the device, as keys; ``author_words`` has the rest.
 OTHERS_ON_DEVICE: dict[str, re.Pattern[str]] = {
     "shares_device": said_as(
-        r"(?:other|another|several|two|multiple|\d{1,3} other|\d{1,2}) (?!rollout|worker|rank|loader|child)(?:\w+ )?"
-        r"(?:process|program|job"
+        r"(?:other|another|several|two|multiple|\d{1,3} other|(?<![\dx])\d{1,2})"
+        r" (?!rollout|worker|rank|loader|child)(?:\w+ )?(?:process|program|job"
         r"|codes?|training|experiment|user|notebook|kernel|app(?=s?\b|lication)|instance|script|task|vram consumer"
         r"|student|people)\w*"
         r"[^.\n]{0,60}(?:us(?:e|es|ing)|tak(?:e|es|ing)|occup|runn|host|load|hold|detect|consum)",

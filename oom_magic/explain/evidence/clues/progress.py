@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from oom_magic.explain.evidence.clues.author_words import said_in
+from oom_magic.explain.evidence.clues.author_words import FAILS, said_in
 from oom_magic.explain.evidence.clues.tried import barred_in, switches_in, tried_in
 
 _BAR = re.compile(r"(\d{1,3})%\|[^|\n]{0,200}\|\s{0,3}(\d{1,9})/(\d{1,9})")
@@ -24,11 +24,20 @@ _EPOCHS = re.compile(
     r"|\[?Epoch[: ]\s{0,3}(\d{1,4})[/\]: ]",
     re.I,
 )
+# What did not fail then, which says nothing of when it failed.
+_WENT_ON = re.compile(
+    r"(?:\bnot|n't|\bnever|\bno)\b[^.!?\n]{0,40}\b(?:occur|happen|appear|fail|crash|error|oom|issue|problem)\w*"
+    r"[^.!?\n]{0,30}$",
+    re.I,
+)
+_BEFORE = 100
 _ABOUT = re.compile(r"every|or more|about|around|approximately|~|[kKwW万]|大[约概]|左右", re.I)  # the author rounds
 _LOGGED = re.compile(r"^[^\n]{0,80}\bstep[:= ]{1,3}(\d{1,9})\b(?! ?/)[^\n]{0,160}(?:loss|reward)", re.I | re.M)
 _CHINESE = "一二三四五六七八九十"
 _LATE_STEPS = 50
 _ROUND_STEPS = 500
+_PARTS = ("evaluates",)  # of a run: told of what failed there
+_REST = re.compile(r"[^.!?\n。！？]{0,80}")
 _NEAR = 12  # characters before a count, where "about" stands
 
 
@@ -77,12 +86,23 @@ def run_facts(text: str) -> RunFacts:
     logged = [int(match.group(1)) for match in _LOGGED.finditer(text)]
     if steps is None and len(logged) > 1:
         steps = logged[-1]
-    epochs = [_number(next(one for one in match.groups() if one)) for match in _EPOCHS.finditer(text)]
+    came_to = (match for match in _EPOCHS.finditer(text) if not _WENT_ON.search(text[: match.start()][-_BEFORE:]))
+    epochs = [_number(next(one for one in match.groups() if one)) for match in came_to]
     label = text[max(0, bars[-1].start() - 60) : bars[-1].start()] if bars else ""
     if "Loading" in label or "shard" in label[-40:]:
         steps = None
     said = barred_in(text) | switches_in(text) | tried_in(text) | said_in(text)
+    said = {key: quote for key, quote in said.items() if key not in _PARTS or _tells_failure(quote, text)}
     return RunFacts(steps, max(epochs) if epochs else None, frozenset(said), said, is_exact)
+
+
+def _tells_failure(quote: str, text: str) -> bool:
+    """Whether the sentence that a quote begins tells of a failure, or it is a frame of one."""
+    if quote.lstrip("… ").startswith("File "):
+        return True
+    start = quote.strip("… ")
+    rest = _REST.match(text, text.find(start) + len(start)) if start in text else None
+    return FAILS.search(quote + ("" if rest is None else rest.group())) is not None
 
 
 def _number(text: str) -> int:

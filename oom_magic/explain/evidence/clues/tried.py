@@ -30,6 +30,7 @@ _CHANGES: Mapping[str, re.Pattern[str]] = {
         r"|\bshorter (?:wavs?|audios?|videos?|clips?|texts?|files?|recordings?)\b",
         r"序列长度|上下文",
     ),
+    "tried_samples": words(r"\b(?:calib\w*|n|num|number of|max)[-_ ](?:calib\w* )?samples\b"),
     "tried_workers": words(r"\b(?:num[-_ ]?)?workers?\b"),
     "tried_share": words(r"\bgpu[-_ ]memory[-_ ]utili[sz]ation|\bmem[-_]fraction|\bmemory[-_ ]fraction"),
     "tried_requests": words(r"\bmax[-_]num[-_](?:seqs|batched)|\bmax[-_]running|\bchunked[-_]prefill[-_]size"),
@@ -66,7 +67,7 @@ _ABSENT = words(
     r"不|没|未|无|如何|怎么|吗|能否|是否",
 )
 # Changes that help only one way.
-_OF_SIZES = ("tried_batch", "tried_size", "tried_length", "tried_layers", "tried_workers")
+_OF_SIZES = ("tried_batch", "tried_samples", "tried_size", "tried_length", "tried_layers", "tried_workers")
 _LESS = words(
     r"reduc\w*|lower\w*|decreas\w*|small\w*|halv\w*|shrink\w*|shrank|shrunk|minim\w*|down to|less|fewer|crop\w*"
     r"|resiz\w*|chang\w*|adjust\w*|modif\w*|play\w*|var(?:y|ied|ious)|differen\w*|any"
@@ -78,6 +79,7 @@ _IN_VAIN = words(
     r"\b(?:does|do|did|has|have|is|was|will|wo)(?:n'?t| not) (?:\w+ ){0,3}"
     r"(?:help|work|chang|matter|solv|fix|resolv|effect|reduc)\w*",
     r"\bnot? (?:help|work|solv|fix|resolv)\w*|\bunable to (?:solve|fix)|\bcan(?:'t|not) (?:solve|fix)",
+    r"\bwith any (?:number|amount|size|value|setting)\b|\bregardless\b",
     r"\bstill\b|\bsame (?:error|problem|issue|result|thing)|\bnone of|\bneither\b"
     r"|\bnothing (?:seem\w* to |really )?(?:help|chang|work|fix|solv)\w*",
     r"\beven (?:with|if|when|after|by|for|at|though|using|setting|reducing|lowering)\b|\bno mat+er\b|\bregardless of\b",

@@ -44,6 +44,7 @@ _UNSPECIFIC = {
 }  # fmt: skip
 # Settings that any training may have off, in one sentence.
 _OF_ANY_TRAINING = ("half_setting", "checkpointing_setting")
+_TILES_ALREADY = {"tiles", "tried_tiles", "tried_size"}  # by themselves, or in vain
 _TILING = ("diffusers_vae", "comfy_tiled", "webui_tiled")
 _OF_A_CACHE = (Cause.LEAK_OR_RETAINED_REFERENCE, Cause.HOST_RAM, Cause.FRAGMENTATION)
 _MOST = 2
@@ -74,7 +75,7 @@ def applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) ->
         told = founded(key, facts)
         if key == "stream_data" and not told and is_text and (len(keys) == 1 or not facts & _OF_ITS_OWN):
             yield founded("hold_less", facts)
-        elif key in _TILING and not told and "known_tiles" in diagnosis.told and "tiles" not in diagnosis.told:
+        elif key in _TILING and not told and "known_tiles" in diagnosis.told and not _TILES_ALREADY & diagnosis.told:
             yield "smaller_tiles"
         elif told and not _is_unfounded(told, diagnosis):
             yield _fitting(told, diagnosis)

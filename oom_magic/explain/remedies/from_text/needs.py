@@ -153,6 +153,7 @@ NEEDS: Mapping[str, Needs] = {
     "llama_cache_type": _row(absent="caches_in_8_bits by_whisper"),
     "data_on_host": _row(absent="data_is_on_host gaussians_grow", code="own_loop"),
     "fewer_gaussians": _row(absent="tried_densify", instead="cap_gaussians"),
+    "fewer_calibration_samples": _row(absent="tried_samples"),
     "trt_workspace": _row(absent="has_workspace"),
     "mps_watermark": _row(absent="tried_watermark"),
     "jax_init": _row("creates_weights"),
