@@ -39,6 +39,7 @@ from oom_magic.predict.isolation.context import (
     checkpoints_compared_alike,
     checkpoints_ended,
     only_one,
+    parametrizations_cached_apart,
 )
 from oom_magic.predict.isolation.files.effects import isolated
 from oom_magic.predict.isolation.files.open_files import compressed_written_out
@@ -398,8 +399,8 @@ class DrySession:
             stack.enter_context(all_patched(torch_patches(cards, view, self.assume)))
             stack.enter_context(checkpoints_compared_alike())
             stack.enter_context(cuda_operators(self.fake_gpu, self.gpu, autocast))
-            stack.enter_context(operators_taken_out())
-            stack.enter_context(subclasses_taken_out())
+            for apart in (operators_taken_out, subclasses_taken_out, parametrizations_cached_apart):
+                stack.enter_context(apart())
             stack.enter_context(self.training.followed())
             note = self.training.turns.note_calls_left
             stack.enter_context(libraries_followed(self.fake_gpu, self.assume, isolation, note))

@@ -137,6 +137,7 @@ EVERY_RUN: Names = {
         *_in("torch._C", "_jit_override_can_fuse_on_gpu _jit_set_fusion_strategy _jit_set_profiling_executor"),
         "torch._C._jit_set_profiling_mode",
         "torch._logging._internal.log_state",
+        "torch.nn.utils.parametrize._cache",
         "torch.distributions.distribution.Distribution._validate_args",
         "torch.hub._hub_dir",
         "torch.jit._state._enabled",

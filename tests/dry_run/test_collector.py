@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils import parametrizations, parametrize
 
 import oom_magic as om
+from oom_magic.predict.session import DrySession
 from tests.support.put_back import observed
 
 CYCLES_TRUTH = [142878208, 148897792]  # peaks of ``cycles`` on PyTorch 2.13.0's CUDA build, CPython 3.11
@@ -103,3 +105,44 @@ def test_batch_size_finder_finds_what_fits() -> None:
     report = observed(program, memory="8GiB")
     assert found == [7]  # GiB, beside the context
     assert report.out_of_memory is None
+
+
+class Buffer:
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+
+class Remembering(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.rows: list[Any] = []
+
+
+@pytest.mark.parametrize("holder", [Buffer(), Remembering(), {"rows": []}], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("is_kept", [False, True], ids=["let go", "kept"])
+def test_what_fills_a_list_from_before_the_run_is_freed_with_the_list(holder: Any, is_kept: bool) -> None:
+    """``agent.memory = []`` after an episode: the first one's list is given back to the user, but not its tensors."""
+    table = holder if isinstance(holder, dict) else vars(holder)
+    before = id(table["rows"])  # a name for the list would keep it
+
+    def program() -> None:
+        for _ in range(2):
+            for _ in range(200):
+                table["rows"].append(torch.zeros(1 << 18, device="cuda"))
+            if not is_kept:
+                table["rows"] = []
+
+    report = DrySession(has_bar=False, is_lasting=False).run(program, [{"holder": holder}])
+    assert report.peak_allocated_bytes >> 20 == (400 if is_kept else 200)
+    assert id(table["rows"]) == before and not table["rows"]
+
+
+def test_cached_parametrizations_end_with_their_block() -> None:
+    def program() -> None:
+        layer = parametrizations.weight_norm(torch.nn.Linear(512, 512)).cuda()
+        with torch.no_grad(), parametrize.cached():
+            assert layer.weight is layer.weight
+            inside = torch.cuda.memory_allocated()
+        assert torch.cuda.memory_allocated() == inside - 4 * 512 * 512
+
+    om.dry_run(program)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch.nn.utils import parametrize
 
 from oom_magic.language import _
 from oom_magic.predict.isolation.patching import Patches, all_patched, patched
@@ -60,6 +61,18 @@ def checkpoints_ended() -> Iterator[None]:
     finally:
         for generator in reversed(made):
             generator.close()
+
+
+@contextmanager
+def parametrizations_cached_apart() -> Iterator[None]:
+    """``parametrize.cached()`` fills a table of its module and puts another in its place: the run begins with one that
+    nothing else holds, such as what is noted to be put back, so that all that is in it is freed then."""
+    before = parametrize._cache
+    parametrize._cache = dict(before)
+    try:
+        yield
+    finally:
+        parametrize._cache = before
 
 
 @contextmanager

@@ -10,10 +10,12 @@ import itertools
 import operator
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 _DICTS = (dict, OrderedDict, defaultdict)
 _CONTAINERS = frozenset((*_DICTS, list, set, deque))
@@ -64,6 +66,28 @@ class Alike:
         items, values = _items_and_values(self.kind, self.containers)
         return addresses_in(self.items) == addresses_in(items) and addresses_in(self.values) == addresses_in(values)
 
+    def changed(self) -> list[tuple[Any, Any]]:
+        """The containers that hold something else now, each with what it held; none while another thread fills some."""
+        if self.are_unchanged():
+            return []
+        lengths = list(map(len, self.containers))
+        items, values = _items_and_values(self.kind, self.containers)
+        if len(items) != sum(lengths):
+            return []
+        before, after = np.array(self.lengths), np.array(lengths)
+        alike = before == after
+        found = ~alike
+        owners = np.repeat(np.flatnonzero(alike), before[alike])
+        for old, new in ((self.items, items), (self.values, values)):
+            if old and new:
+                differ = _addresses(old)[np.repeat(alike, before)] != _addresses(new)[np.repeat(alike, after)]
+                found[owners[differ]] = True
+        return list(itertools.compress(self.pairs(), found.tolist()))
+
+    def num_references(self, address: int) -> int:
+        """How often an object is referred to from here."""
+        return sum(int((_addresses(some) == address).sum()) for some in (self.containers, self.items, self.values))
+
     def pairs(self) -> Iterator[tuple[Any, Any]]:
         """The containers, each with what it held."""
         items, values = iter(self.items), iter(self.values)
@@ -79,6 +103,10 @@ def _items_and_values(kind: Any, containers: list[Any]) -> tuple[list[Any], list
     """In lists: a tuple that grows must be in no list of all objects, which another thread may be making."""
     items = list(itertools.chain.from_iterable(containers))
     return items, list(itertools.chain.from_iterable(map(kind.values, containers))) if _is_dict(kind) else []
+
+
+def _addresses(items: list[Any]) -> np.ndarray[Any, np.dtype[np.uintp]]:
+    return np.frombuffer(addresses_in(items), np.uintp) if items else np.zeros(0, np.uintp)
 
 
 def _is_dict(kind: Any) -> bool:
@@ -190,6 +218,32 @@ class Snapshot:
             if change is not None and change.owner() is owner:
                 change.apply(container)
 
+    @property
+    def num_items(self) -> int:
+        """How many objects all the containers hold."""
+        return sum(len(one.items) for one in self._each_alike())
+
+    def changed(self) -> list[tuple[Any, Any]]:
+        """The containers that hold something else now, each with what it held."""
+        found = [pair for alike in self._each_alike() for pair in alike.changed()]
+        return found + [(one, before) for one, before in self._plain if not is_unchanged(before, one)]
+
+    def num_references(self, one: Any) -> int:
+        """How often this refers to an object, of what changes nothing when it is put back."""
+        noted = sum(alike.num_references(id(one)) for alike in self._each_alike())
+        plain = ((container, *contents_of(before)) for container, before in self._plain)
+        arguments = (undo.args for undo in self._undo if isinstance(undo, functools.partial))
+        return noted + sum(item is one for item in itertools.chain.from_iterable(itertools.chain(plain, arguments)))
+
+    def restore_one(self, one: Any) -> None:
+        """Restore what a container held that changed since."""
+        for container, before in self.changed():
+            if container is one:
+                fill(one, before)
+
+    def _each_alike(self) -> Iterator[Alike]:
+        return itertools.chain(self._alike, (one for parts in self._parts for level in parts.levels for one in level))
+
     def restore(self) -> None:
         """Restore the recorded contents where they differ now; at the end raise the last error there was.
 
@@ -233,6 +287,11 @@ def identities(items: list[Any]) -> list[int]:
 def by_identity(items: list[Any]) -> dict[int, Any]:
     """Each object once, by its identity, in their order."""
     return dict(zip(identities(items), items, strict=True))
+
+
+def contents_of(container: Any) -> Iterable[Any]:
+    """The items of a container; of a dict its values."""
+    return container.values() if isinstance(container, dict) else container
 
 
 def is_unchanged(before: Any, now: Any) -> bool:

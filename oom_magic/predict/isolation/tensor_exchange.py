@@ -36,6 +36,7 @@ from oom_magic.predict.isolation.gradients_from_before import GradientsFromBefor
 from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_objects
 from oom_magic.predict.isolation.objects.copies import Copies
 from oom_magic.predict.isolation.objects.iterators import Iterators
+from oom_magic.predict.isolation.objects.let_go import ContainersLetGo
 from oom_magic.predict.isolation.objects.users_objects import note_state
 from oom_magic.predict.isolation.patching import Journal, patched
 from oom_magic.predict.isolation.process.event_loops import keep_event_loops
@@ -139,6 +140,7 @@ class TensorExchange:
         self._keep_memory(live.tensors, assume)
         self._exchange(journal, pairs, live.tensors, give_scripted)
         self._guard(journal, live.tensors, pairs, others, namespaces, assume)
+        self.gpu.releases.append(ContainersLetGo(real).release)
         return real
 
     @property

@@ -1,0 +1,54 @@
+"""Containers from before the run that its code lets go of: what it has put into them is freed then, as in a real run.
+
+``history = []`` in place of a list that the run has filled frees that list's tensors. The snapshot keeps the list, to
+give it back afterwards: so it gets back at once what it held before.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from oom_magic.predict.isolation.snapshot import Snapshot
+
+# Allocations between two looks for what has changed: few at first, then so many that looks take a small part of a run.
+_FIRST_INTERVAL, _LEAST_INTERVAL, _ITEMS_PER_ALLOCATION = 32, 256, 24
+
+
+def _num_references(watched: list[Any]) -> int:
+    return sys.getrefcount(watched[0])
+
+
+_OWN_REFERENCES = _num_references([[]])  # the list's and the call's
+
+
+class ContainersLetGo:
+    """Containers in a snapshot whose contents the run has changed, watched for the last reference of its code."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._watched: list[list[Any]] = []  # a container, and its fewest references since it is watched
+        self._known: set[int] = set()
+        self._most = max(_LEAST_INTERVAL, snapshot.num_items // _ITEMS_PER_ALLOCATION)
+        self._left = self._interval = _FIRST_INTERVAL
+
+    def release(self) -> None:
+        """Give back their contents to those that no object or name of the run has; called before each allocation."""
+        self._left -= 1
+        if self._left < 0:
+            self._left = self._interval = min(2 * self._interval, self._most)
+            self._watch()
+        for watched in self._watched:
+            if _num_references(watched) < watched[1]:
+                self._look(watched)
+
+    def _watch(self) -> None:
+        for container, _before in self._snapshot.changed():
+            if id(container) not in self._known:
+                self._known.add(id(container))
+                self._watched.append([container, sys.maxsize])
+
+    def _look(self, watched: list[Any]) -> None:
+        watched[1] = _num_references(watched)
+        if watched[1] - _OWN_REFERENCES <= self._snapshot.num_references(watched[0]):
+            self._snapshot.restore_one(watched[0])
