@@ -158,6 +158,7 @@ FORMS = {  # of a device that was decided without a GPU, and where it is read
     "closure": ("def make(where):\n    def get():\n        return where\n    return get\nget = make(device)", "get()"),
     "a file's name": ("from file_with_device import where", "where"),
     "a file's attribute": ("import file_with_device", "file_with_device.where"),
+    "all of a file": ("from file_with_device import *", "where"),
 }  # fmt: skip
 
 

@@ -398,10 +398,17 @@ def _loaded(statement: ast.stmt) -> set[str]:
 
 def _assigned(statement: ast.stmt) -> set[str]:
     if isinstance(statement, ast.ImportFrom):
-        return {one.asname or one.name for one in statement.names}
+        names = {one.asname or one.name for one in statement.names}
+        return names if names != {"*"} else _public_names(sys.modules.get(statement.module or ""))
     return {
         node.id for node in _running(statement) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
     }
+
+
+def _public_names(module: ModuleType | None) -> set[str]:
+    """The names that ``from module import *`` gives."""
+    names = {} if module is None else vars(module)
+    return set(names.get("__all__", [name for name in names if not name.startswith("_")]))
 
 
 def _asks(statement: ast.stmt, namespace: Mapping[str, Any]) -> bool:
