@@ -20,6 +20,23 @@ def keeps_losses():
         losses.append(model(torch.zeros(2048, 1024, device="cuda")).sum())
 
 
+def collects_and_joins():
+    model, kept = network().eval(), []
+    with torch.no_grad():
+        for _ in range(40):
+            kept.append(model(torch.zeros(2048, 1024, device="cuda")))  # noqa: PERF401
+    return torch.cat(kept).softmax(-1)
+
+
+def compares_what_it_joined():
+    model, kept = network().eval(), []
+    with torch.no_grad():
+        for _ in range(20):
+            kept.append(model(torch.zeros(256, 1024, device="cuda")))  # noqa: PERF401
+        joined = torch.cat(kept)
+        return torch.cdist(joined[:, None].expand(-1, 8, -1).reshape(-1, 1024), joined)
+
+
 def validate(batch_size=2048):
     model, losses = network().eval(), []
     while True:

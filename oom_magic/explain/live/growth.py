@@ -21,7 +21,13 @@ from oom_magic.explain.live.fixed_lines import (
     names_itself,
     newest_of,
 )
-from oom_magic.explain.live.later_backward import MODULE_CALL, carried_names, is_backward, is_walked_back_later
+from oom_magic.explain.live.later_backward import (
+    MODULE_CALL,
+    carried_names,
+    is_backward,
+    is_walked_back_later,
+    path_to,
+)
 from oom_magic.explain.live.read_back import moved_back
 from oom_magic.explain.remedies.own_code.loops import is_stored
 from oom_magic.user_code import is_users_file
@@ -43,19 +49,19 @@ _Run = tuple[
 
 @dataclass(frozen=True)
 class Growth:
-    """A name that grew in the loop that failed, as plain data.
+    """A name that grew in the loop that failed, or in one before the line that failed, as plain data.
 
     ``code`` at ``place`` makes it grow; ``fixed`` is that line so that it keeps numbers, or tensors on the host (""
     where no such line is known). ``has_graph``: what it keeps holds the graphs of the steps. ``is_joined``: each turn
-    makes it again from itself; ``is_inherent``: and reads it, as generated text is. ``remedy`` is what the fixed line
-    does: "detach", "keep_on_host", "keep_newest" of a queue that training reads, or "backward_each" where the sum of
-    losses was to be walked back. ``are_entries``: not tensors are counted, but entries that hold some,
-    such as models. ``is_of_one_step``: one backward begins from all of it. ``beside`` is what else the loop collects in
-    that way: fixed alone, the other would keep the graphs, and what is collected together is compared later, so all of
-    it goes to the host or none. ``reads`` are the lines of the loop that read what is kept on the host, each with what
-    moves it back to the device. ``run`` are the statements that ``fixed`` stands for, where those are more than
-    ``code``: then ``turn`` is the backward of each turn in it. ``num_rows`` has what is joined, ``times`` as
-    many as when the cell began; 0 where that is not known.
+    makes it again from itself; ``is_inherent``: and reads it, as generated text is. ``is_put_together``: the line that
+    failed makes one tensor of it. ``remedy`` is what the fixed line does: "detach", "keep_on_host", "keep_newest" of a
+    queue that training reads, or "backward_each" where the sum of losses was to be walked back. ``are_entries``: not
+    tensors are counted, but entries that hold some, such as models. ``is_of_one_step``: one backward begins from all of
+    it. ``beside`` is what else the loop collects in that way: fixed alone, the other would keep the graphs, and what is
+    collected together is compared later, so all of it goes to the host or none. ``reads`` are the lines of the loop
+    that read what is kept on the host, each with what moves it back to the device. ``run`` are the statements that
+    ``fixed`` stands for, where those are more than ``code``: then ``turn`` is the backward of each turn in it.
+    ``num_rows`` has what is joined, ``times`` as many as when the cell began; 0 where that is not known.
     """
 
     name: str
@@ -65,6 +71,7 @@ class Growth:
     num_bytes: int
     has_graph: bool
     is_joined: bool = False
+    is_put_together: bool = False
     is_inherent: bool = False
     fixed: str = ""
     remedy: str = "detach"
@@ -173,6 +180,8 @@ def growths(error: BaseException, names: Mapping[str, Any], locate: Locate) -> t
         known = {**names, **names_of(frame)}
         is_inside = at < max(calls, default=0)
         run = list(_run_by_loops(file, frame.f_globals, trace.tb_lineno, known))
+        joined = list(_collected_before(file, frame.f_globals, trace.tb_lineno, known))
+        run += joined
         if at + 1 < len(frames) and _is_library(frames[at + 1][0].f_code):
             run += _kept_after(frame.f_code, trace.tb_lineno, frame.f_globals, known)
         for statement, around, home, seen in run:
@@ -183,6 +192,7 @@ def growths(error: BaseException, names: Mapping[str, Any], locate: Locate) -> t
             if growth is not None and growth.fixed and growth.remedy == "keep_on_host":
                 growth = replace(growth, reads=_reads(statement, seen, run))
             if growth is not None:
+                growth = replace(growth, is_put_together=any(statement is one for one, *_ in joined))
                 found.setdefault((growth.name, growth.place), growth)
     return tuple(sorted(found.values(), key=lambda one: (-one.num_bytes, -one.num_tensors)))
 
@@ -278,6 +288,25 @@ def _run_by_loops(file: str, variables: dict[str, Any], line: int, names: Mappin
             yield from ((statement, node, file, names) for statement in _statements(node.body))
             for one in called_in(node, names):
                 yield from ((each, one.definition, one.file, one.names) for each in _statements(one.definition.body))
+
+
+def _collected_before(file: str, variables: dict[str, Any], line: int, names: Mapping[str, Any]) -> Iterator[_Run]:
+    """The statements of loops before a line that add to what is put together on it: it is there twice then."""
+    path = path_to(file, variables, line)
+    joined = {name for block, at in path[-1:] for name in _joined_names(block[at])}
+    before = [one for block, at in path for one in block[:at] if joined]
+    for loop in (node for one in before for node in ast.walk(one) if isinstance(node, (ast.For, ast.While))):
+        for statement in _statements(loop.body):
+            grown = _grown(statement)
+            if isinstance(grown, ast.Name) and grown.id in joined:
+                yield statement, loop, file, names
+
+
+def _joined_names(statement: ast.stmt) -> Iterator[str]:
+    """What a statement gives to calls that put tensors together."""
+    for call in ast.walk(statement):
+        if isinstance(call, ast.Call) and _joins(call):
+            yield from (node.id for one in call.args for node in ast.walk(one) if isinstance(node, ast.Name))
 
 
 def _is_library(code: CodeType) -> bool:
@@ -414,8 +443,11 @@ def _first_target(statement: ast.stmt) -> ast.expr | None:
 
 def _is_joined(statement: ast.stmt) -> bool:
     value = getattr(statement, "value", None)
-    is_call = isinstance(statement, ast.Assign) and isinstance(value, ast.Call)
-    return is_call and ast.unparse(value.func).rpartition(".")[2] in _JOINING  # type: ignore[union-attr]
+    return isinstance(statement, ast.Assign) and isinstance(value, ast.Call) and _joins(value)
+
+
+def _joins(call: ast.Call) -> bool:
+    return ast.unparse(call.func).rpartition(".")[2] in _JOINING
 
 
 def _holds_modules(entry: Any) -> bool:

@@ -101,6 +101,7 @@ def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failu
         ("name_is_joined", growth.is_joined),
         ("name_grows_by_entries", growth.are_entries),
         ("name_grows_with_graphs", growth.has_graph),
+        ("name_is_put_together", growth.is_put_together),
         ("name_grows", True),
     )
     key = next(name for name, holds in ways if holds)
@@ -124,7 +125,7 @@ def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failu
 
 def _by_the_turn(growth: Growth) -> tuple[Evidence, ...]:
     """What an iteration adds, where each adds one tensor or entry, and how many had run when the card was full."""
-    if growth.is_joined or growth.is_of_one_step or growth.num_tensors < _MANY_TURNS:
+    if growth.is_joined or growth.is_put_together or growth.is_of_one_step or growth.num_tensors < _MANY_TURNS:
         return ()
     values = {"turn_bytes": growth.num_bytes // growth.num_tensors, "count": growth.num_tensors}
     return (Evidence("growth_by_entry" if growth.are_entries else "growth_by_the_turn", values),)

@@ -279,6 +279,12 @@ PAGE_CATALOGUE: Sentences = {
         "{name} is rebuilt from itself in the loop, {growing_code} ({place}), and now has {kept_bytes}; while"
         " that happens, the old and the new one exist at the same time."
     ),
+    "name_is_put_together": Plural(
+        "{name} was collected in a loop, {growing_code} ({place}): {kept_bytes} in {count} tensor; one tensor of all"
+        " takes as much again.",
+        "{name} was collected in a loop, {growing_code} ({place}): {kept_bytes} in {count} tensors; one tensor of all"
+        " takes as much again.",
+    ),
     "model_loaded_before": (
         "{names} already holds a {model} on the GPU while another one is loaded: {twin_bytes} could be freed."
     ),
