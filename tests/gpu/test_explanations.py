@@ -198,6 +198,19 @@ def test_what_the_cell_builds_anew_is_released_first(shell, monkeypatch) -> None
 
 
 @_SIZED
+@pytest.mark.parametrize("doubling", ["rows *= 2", "rows = rows * 2"])
+def test_what_the_cell_computes_from_what_it_was_is_taken_back(shell, monkeypatch, doubling) -> None:
+    """When it is run again, it would compute it once more."""
+    monkeypatch.setenv("OOM_MAGIC_LANG", "en")
+    shell.run_cell(
+        "%oom_free\nimport torch\nnet = torch.nn.Linear(4096, 4096).cuda()\nrows = 98304", store_history=True
+    )
+    shell.run_cell(HOLDING.replace("rows = 196608", doubling), store_history=True)
+    first = shell.run_cell("%oom_explain", store_history=True).result.remedies[0]
+    assert first.code.startswith("rows = 98304\n%oom_free --names loss out\n")
+
+
+@_SIZED
 def test_under_a_limit_what_it_leaves_room_for_counts(shell, monkeypatch) -> None:
     """What is little of a card may be much of what a process may have of it."""
     monkeypatch.setenv("OOM_MAGIC_LANG", "en")

@@ -12,6 +12,7 @@ import torch
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.own_code.accumulation import accumulating
+from oom_magic.explain.remedies.own_code.writing import own_code
 from oom_magic.explain.remedies.rehearsal import Variation
 from oom_magic.explain.remedies.size_parameters import find_size_parameters
 from oom_magic.predict.what_if.loop_changes import AccumulatedGradients
@@ -179,3 +180,17 @@ def test_where_one_phase_of_several_has_a_smaller_batch_the_others_do_not_accumu
     head = LOOP[: LOOP.index("for ")]
     tree = ast.parse(f"{head}phases = {phases}\nfor phase in phases:\n    {inner}")
     assert (accumulating(tree, {}, 4, {"batch"}) is not None) == is_written
+
+
+def test_a_trainer_of_lightnings_gets_its_precision() -> None:
+    kind = type("Trainer", (), {"__module__": "lightning.pytorch.trainer.trainer"})
+    for cell, shown in (
+        ("t = Trainer(max_steps=4)\nt.fit(net)", "t = Trainer(max_steps=4, precision='bf16-mixed')"),
+        ("Trainer().fit(net)", "Trainer(precision='bf16-mixed').fit(net)"),
+        ("t = Trainer(precision=32)", ""),
+        ("t = Trainer(**how)", ""),
+        ("t = Other()", ""),
+    ):
+        names = {"Trainer": kind}
+        assert own_code(ast.parse(cell), names, "mixed_precision", {"dtype": "bf16"}) == shown
+    assert own_code(ast.parse("t = Trainer()"), names, "mixed_precision", {"dtype": "fp16"}).endswith("'16-mixed')")

@@ -11,6 +11,7 @@ import torch
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.own_code.parts import given_rows
+from oom_magic.explain.remedies.own_code.writing import CodeWriter
 from oom_magic.explain.remedies.rehearsal import Variation
 from oom_magic.explain.remedies.size_parameters import dimensions_of, find_size_parameters, sizes_of_inputs
 from tests.support.versions import as_since_3_11
@@ -151,3 +152,26 @@ def test_samples_are_rows_or_beside_a_recurrent_state_columns(shapes, sizes):
     if "seq" in sizes:
         found = dimensions_of(shapes)
         assert [shapes[0][0][found[what]] for what in ("batch", "seq")] == [sizes["batch"], sizes["seq"]]
+
+
+@pytest.mark.parametrize(
+    ("cell", "shown"),
+    [
+        ("data.batch_size *= 2\nfit(data)", "data.batch_size = 3\n# instead of data.batch_size *= 2"),
+        ("batch_size += 4\nfit(batch_size)", "batch_size = 3\n# instead of batch_size += 4"),
+        ("batch_size = batch_size * 2\nfit(batch_size)", "batch_size = 3"),
+    ],
+)
+def test_a_size_that_the_cell_computes_from_what_it_was_is_assigned(cell: str, shown: str) -> None:
+    names = {"data": SimpleNamespace(batch_size=8), "batch_size": 8, "fit": print}  # as the failed cell left them
+    tree = ast.parse(cell)
+    first, *_ = find_size_parameters(tree, names, "batch", 8)
+    assert CodeWriter(tree, names, []).with_sizes({first: 3}, 1) == shown
+    assert ast.unparse(tree) == cell
+
+
+def test_a_size_that_a_loop_increases_is_not_assigned() -> None:
+    """Such a search would not end."""
+    for statement in ("batch_size *= 2", "batch_size = batch_size * 2"):
+        tree = ast.parse(f"while batch_size < 9:\n    fit(batch_size)\n    {statement}")
+        assert not find_size_parameters(tree, {"batch_size": 8}, "batch", 8)

@@ -18,6 +18,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from oom_magic.explain.live.called import object_of
 from oom_magic.explain.remedies.own_code.loops import is_stored
 from oom_magic.explain.remedies.own_code.parts import first_rows, rows_read
 from oom_magic.explain.remedies.own_code.rows import computed_in_parts, in_rows, model_calls
@@ -69,14 +70,17 @@ def find_rows(
     if are_free:
         found = next((name for name in rows if computed_in_parts(tree, names, name, 1)), None)
         if found is not None and "torch" in names:
-            yield SizeParameter(found, False, partial(_computed_in_parts, found))
+            in_parts = partial(computed_in_parts, rows=found)
+            yield SizeParameter(found, False, partial(_changed_cell, in_parts))
     elif rows:
         yield SizeParameter("", False, lambda _, seen, number: first_rows(rows, seen, number), rows=rows)
 
 
 @contextmanager
-def _computed_in_parts(rows: str, tree: ast.Module, names: dict[str, Any], value: int) -> Iterator[None]:
-    before, made = tree.body, computed_in_parts(tree, names, rows, value)
+def _changed_cell(
+    change: Callable[..., ast.Module | None], tree: ast.Module, names: dict[str, Any], value: int
+) -> Iterator[None]:
+    before, made = tree.body, change(tree, names, after=value)
     tree.body = before if made is None else made.body
     try:
         yield
@@ -138,18 +142,35 @@ def _literals(tree: ast.Module, pattern: re.Pattern[str], value: int) -> Iterato
     for node in ast.walk(tree):
         for label, constant in _labelled(node):
             if isinstance(constant, ast.Constant) and type(constant.value) is int and constant.value == value:
-                yield SizeParameter(label or str(value), bool(pattern.search(label)), _override_literal(constant))
+                override = partial(_set_for_a_while, constant, "value")
+                yield SizeParameter(label or str(value), bool(pattern.search(label)), override)
 
 
 def _computations(
     tree: ast.Module, names: Mapping[str, Any], pattern: re.Pattern[str], value: int
 ) -> Iterator[SizeParameter]:
-    """What the cell computes for a name of such a size: ``batch_size = 2**7``."""
+    """What the cell computes for a name of such a size: ``batch_size = 2**7``, ``data.batch_size *= 2``."""
+    for one in tree.body:
+        if isinstance(one, ast.AugAssign) and _is(value, object_of(one.target, names)):
+            label, change = ast.unparse(one.target), partial(_assigning, one)
+            yield SizeParameter(label, bool(pattern.search(label)), partial(_changed_cell, change))
     for node in ast.walk(tree):
         match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.BinOp() as computed) if pattern.search(name):
-                if _computed(computed, names) == value:
-                    yield SizeParameter(name, True, _override_assigned(node))
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.BinOp() as computed):
+                is_named, is_once = bool(pattern.search(name)), node in tree.body
+                # what it is now, or what it was computed to be
+                if (is_named and _computed(computed, names) == value) or (is_once and _is(value, names.get(name))):
+                    yield SizeParameter(name, is_named, _override_assigned(node))
+
+
+def _is(value: int, other: Any) -> bool:
+    return type(other) is int and other == value
+
+
+def _assigning(statement: ast.AugAssign, tree: ast.Module, _names: Mapping[str, Any], after: int) -> ast.Module:
+    """The cell with a size assigned that it computes from what that was."""
+    made = ast.copy_location(ast.Assign([statement.target], ast.Constant(after)), statement)
+    return ast.fix_missing_locations(ast.Module([made if one is statement else one for one in tree.body], []))
 
 
 def _override_assigned(statement: ast.Assign) -> Override:
@@ -222,7 +243,7 @@ def _override_literals(constants: list[ast.Constant]) -> Override:
     def override(tree: ast.Module, names: dict[str, Any], value: int) -> Iterator[None]:
         with ExitStack() as stack:
             for constant in constants:
-                stack.enter_context(_override_literal(constant)(tree, names, value))
+                stack.enter_context(_set_for_a_while(constant, "value", tree, names, value))
             yield
 
     return override
@@ -258,18 +279,6 @@ def _names_of(target: ast.expr) -> Iterator[str]:
     match target:
         case ast.Name(name) | ast.Attribute(attr=name) | ast.Subscript(slice=ast.Constant(str(name))):
             yield name
-
-
-def _override_literal(constant: ast.Constant) -> Override:
-    @contextmanager
-    def override(_tree: ast.Module, _names: dict[str, Any], value: int) -> Iterator[None]:
-        before, constant.value = constant.value, value
-        try:
-            yield
-        finally:
-            constant.value = before
-
-    return override
 
 
 def _variables(

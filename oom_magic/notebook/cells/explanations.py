@@ -79,7 +79,9 @@ def evaluate_remedies(
             absent=held,
         )
         left = _names_left_finder(names, _locate_made(shell, runner, cell), _made_again(cell, code), room)
-        emptied = as_they_were(diagnosis.growth, names, cell.start)
+        emptied = "\n".join(
+            filter(None, (as_they_were(diagnosis.growth, names, cell.start), *counted(code.tree, names, cell.start)))
+        )
         yield from advise(diagnosis, rehearsal, gpu, report, device=device, names_left=left, emptied=emptied)
 
 
@@ -111,6 +113,24 @@ def as_they_were(growth: Growth | None, names: Mapping[str, Any], start: Startin
     """The statements for all that grew together: what stays on the card could not be joined with what does not."""
     grown = () if growth is None else (growth, *growth.beside)
     return "\n".join(filter(None, dict.fromkeys(_as_it_was(one, names, start) for one in grown)))
+
+
+def counted(tree: ast.Module, names: Mapping[str, Any], start: StartingPoint | None) -> Iterator[str]:
+    """The statements that take back what the cell has computed from what it was, as ``data.batch_size *= 2`` does."""
+    for one in tree.body if start is not None else ():
+        targets = one.targets if isinstance(one, ast.Assign) else [getattr(one, "target", None)]
+        match targets:
+            case [ast.Name(id=key) as target]:
+                holder: Any = names
+            case [ast.Attribute(value=owner, attr=key) as target]:
+                holder = getattr(object_of(owner, names), "__dict__", {})
+            case _:
+                continue
+        text, reads = ast.unparse(target), isinstance(one, ast.AugAssign)
+        reads = reads or text in map(ast.unparse, ast.walk(getattr(one, "value", None) or ast.Module([], [])))
+        before = start.plain_before(holder, key) if reads and start is not None else None
+        if type(before) in (int, float) and holder.get(key) != before:
+            yield f"{text} = {before!r}"
 
 
 def _as_it_was(growth: Growth, names: Mapping[str, Any], start: StartingPoint | None) -> str:

@@ -126,6 +126,11 @@ class StartingPoint:
         """How many entries a container had; None if it was not there, or is not followed."""
         return next((len(one.contents) for one in self._contents if _find(one) is container), None)
 
+    def plain_before(self, container: Any, key: str) -> Any:
+        """The number, text or the like that a dictionary had under a key; None where it had none, or is not known."""
+        found = next((one.contents for one in self._contents if _find(one) is container), None)
+        return self._plain.get(found.get(key, 0)) if isinstance(found, dict) else None
+
     def keep(self, name: str) -> bool:
         """Keep a dropped name: with a tensor like the one that it had, else with the run's value; False if it was not
         dropped."""

@@ -111,7 +111,7 @@ def with_more_batches(
     loops = [node for node in ast.walk(made) if isinstance(node, (ast.For, ast.While))]
     steps = [loop for loop in loops if {"backward", "step"} <= set(map(called_alone, _own(loop)))]
     ended = [_end_later(loop, _limits(loop, names), times, changed) for loop in steps]
-    ended += [_multiply_limits(made, one, names, times, sizes) for one in _trainers(made, names)]
+    ended += [_multiply_limits(made, one, names, times, sizes) for one in trainers_of_lightning(made, names)]
     return ast.fix_missing_locations(made) if any(ended) else None
 
 
@@ -190,7 +190,7 @@ def accumulated_by_trainer(
     None where they make none, or one whose settings are unpacked.
     """
     made = ast.parse(ast.unparse(tree))
-    trainers = _trainers(made, names)
+    trainers = trainers_of_lightning(made, names)
     if len(trainers) != 1 or any(one.arg is None for one in trainers[0].keywords):
         return None
     _multiply_limits(made, trainers[0], names, Fraction(number), sizes)
@@ -199,7 +199,7 @@ def accumulated_by_trainer(
     return ast.fix_missing_locations(made)
 
 
-def _trainers(tree: ast.Module, names: Mapping[str, Any]) -> list[ast.Call]:
+def trainers_of_lightning(tree: ast.AST, names: Mapping[str, Any]) -> list[ast.Call]:
     """The calls that make a trainer of Lightning's."""
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
     return [one for one in calls if is_lightnings_trainer(object_of(one.func, names))]

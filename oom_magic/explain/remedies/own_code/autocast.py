@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from oom_magic.explain.live.called import NOTHING, object_of
+from oom_magic.explain.remedies.own_code.accumulation import trainers_of_lightning
 from oom_magic.explain.remedies.own_code.loops import (
     Block,
     Code,
@@ -48,6 +49,18 @@ def under_autocast(tree: Code, names: Mapping[str, Any], dtype: str) -> str:
         return ""
     code = ast.unparse(ast.fix_missing_locations(block))
     return f'scaler = torch.amp.GradScaler("cuda")   # once, before the first step\n{code}' if dtype == "fp16" else code
+
+
+def in_precision_of_trainer(tree: Code, names: Mapping[str, Any], dtype: str) -> str:
+    """The statement that makes the trainer of Lightning's, in mixed precision; "" where ``tree`` has none, or its
+    precision is set."""
+    made = ast.parse(ast.unparse(tree))
+    trainers = trainers_of_lightning(made, names)
+    if len(trainers) != 1 or any(one.arg in (None, "precision", "plugins") for one in trainers[0].keywords):
+        return ""
+    trainers[0].keywords.append(ast.keyword("precision", ast.Constant(f"{dtype.removeprefix('fp')}-mixed")))
+    simple = (one for one in ast.walk(made) if isinstance(one, (ast.Assign, ast.Expr, ast.Return)))
+    return ast.unparse(next(one for one in simple if trainers[0] in ast.walk(one)))
 
 
 def _cover(

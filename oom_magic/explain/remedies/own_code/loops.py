@@ -201,7 +201,15 @@ def shown(tree: ast.Module, before: Collection[str], names: Collection[str] = ()
     loops = [at for at in changed if isinstance(tree.body[at], (ast.For, ast.While))]
     between = range(loops[0], loops[-1]) if loops else ()
     made_anew = _made_anew(tree.body[: loops[0]], changed, names) if loops else set()
-    return [_as_short(one) for at, one in enumerate(tree.body) if at in made_anew.union(changed, between)]
+    chosen = (one for at, one in enumerate(tree.body) if at in made_anew.union(changed, between))
+    return [_as_short(one) + _instead_of(one, before) for one in chosen]
+
+
+def _instead_of(statement: ast.stmt, before: Collection[str]) -> str:
+    """A comment, where a statement assigns what one of ``before`` computed from what it was; else ""."""
+    target = re.escape(ast.unparse(statement.targets[0])) if isinstance(statement, ast.Assign) else "(?!)"
+    instead = next((one for one in before if re.match(rf"{target} [^\s=]+= ", one)), None)
+    return "" if instead is None else f"\n# instead of {instead}"
 
 
 def _made_anew(statements: Sequence[ast.stmt], changed: Collection[int], names: Collection[str]) -> set[int]:

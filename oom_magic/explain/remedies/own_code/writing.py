@@ -21,7 +21,7 @@ from oom_magic.explain.remedies.own_code.accumulation import (
     is_lightnings_trainer,
     with_more_batches,
 )
-from oom_magic.explain.remedies.own_code.autocast import under_autocast
+from oom_magic.explain.remedies.own_code.autocast import in_precision_of_trainer, under_autocast
 from oom_magic.explain.remedies.own_code.dtype import single_precision
 from oom_magic.explain.remedies.own_code.loops import (
     OPTIMIZERS,
@@ -68,7 +68,8 @@ def own_code(tree: Code, names: Mapping[str, Any], key: str, values: Mapping[str
     if key == "drawn_edges":
         return with_edges_drawn(tree, names, values["parts"])
     if key == "mixed_precision":
-        return under_autocast(tree, names, values["dtype"])
+        own = under_autocast(tree, names, values["dtype"])
+        return own or in_precision_of_trainer(tree, names, values["dtype"])
     found = training_block(tree) if key == "dropped_outputs" else None
     return "" if found is None else with_outputs_dropped(copied(found))
 
