@@ -79,9 +79,7 @@ def evaluate_remedies(
             absent=held,
         )
         left = _names_left_finder(names, _locate_made(shell, runner, cell), _made_again(cell, code), room)
-        emptied = "\n".join(
-            filter(None, (as_they_were(diagnosis.growth, names, cell.start), *counted(code.tree, names, cell.start)))
-        )
+        emptied = _taken_back(diagnosis.growth, code.tree, names, cell.start)
         yield from advise(diagnosis, rehearsal, gpu, report, device=device, names_left=left, emptied=emptied)
 
 
@@ -107,6 +105,11 @@ def _with_later_backward(
         return diagnosis, code.execute
     told = Evidence("backward_in_later_cell", {"name": later.name})
     return replace(diagnosis, evidence=(*diagnosis.evidence, told)), later.followed(code.execute)
+
+
+def _taken_back(growth: Growth | None, tree: ast.Module, names: Mapping[str, Any], start: StartingPoint | None) -> str:
+    """The statements without which the cell, run again, would go on from what it has changed."""
+    return "\n".join(filter(None, (as_they_were(growth, names, start), *counted(tree, names, start))))
 
 
 def as_they_were(growth: Growth | None, names: Mapping[str, Any], start: StartingPoint | None) -> str:
