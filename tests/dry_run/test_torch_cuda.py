@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,29 @@ def test_streams_and_events_from_before_the_run_are_used_as_its_own() -> None:
 
     om.dry_run(run)
     assert [dict(vars(kind)) for kind in (torch.cuda.streams.Stream, torch.cuda.streams.Event)] == before
+
+
+MADE_ON_THE_HOST: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    **{name: partial(getattr(torch, name), device="cpu") for name in ("empty_like", "zeros_like", "randn_like")},
+    "full_like": lambda x: torch.full_like(x, 3.0, device="cpu"),
+    "pinned": lambda x: torch.empty_like(x.sin(), device="cpu", pin_memory=True),
+    "of another type": lambda x: torch.empty_like(x, dtype=torch.half, device=torch.device("cpu")),
+    "new_empty": lambda x: x.new_empty(x.shape, device="cpu"),
+    "new_full": lambda x: x.new_full(x.shape, 1.0, device="cpu"),
+}
+
+
+@pytest.mark.parametrize("make", MADE_ON_THE_HOST.values(), ids=MADE_ON_THE_HOST)
+def test_what_is_made_on_the_host_like_a_tensor_of_the_gpu_takes_nothing_there(make: Any) -> None:
+    def program() -> None:
+        x = torch.zeros(1 << 20, device="cuda", requires_grad=True)
+        before = torch.cuda.memory_allocated()
+        made = make(x)
+        assert not made.is_cuda and torch.cuda.memory_allocated() == before
+        made.copy_(x.detach())
+        assert made.to("cuda").is_cuda
+
+    om.dry_run(program)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,8 @@ class DeviceView(TorchFunctionMode):
         if there.place is Place.HOST:
             if func in _LIKE_ANOTHER and self.gpu.has_fake_on_host and Place.HOST in self._places(args, kwargs):
                 return self._on_host(func, args, {name: value for name, value in kwargs.items() if name != "device"})
-            return func(*args, **kwargs)
+            with self.gpu.creating_on(*there):  # not where the tensor is that it is like
+                return func(*args, **kwargs)
         with self.gpu.creating_on(*there):
             return func(*args, **{**kwargs, "device": META})
 
