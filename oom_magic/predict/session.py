@@ -56,7 +56,7 @@ from oom_magic.predict.isolation.tensor_exchange import TensorExchange
 from oom_magic.predict.kernels import composed, recurrent
 from oom_magic.predict.kernels.rules import kernel_rules
 from oom_magic.predict.libraries import libraries_followed
-from oom_magic.predict.operators import derivatives, sparse
+from oom_magic.predict.operators import derivatives, sparse, type_checks
 from oom_magic.predict.operators.autocast import Autocast
 from oom_magic.predict.operators.known_outputs import KnownOutputs
 from oom_magic.predict.operators.known_values import readers
@@ -70,6 +70,7 @@ from oom_magic.user_code import cell_name, source_text
 
 _HANDLERS = {  # operators that the pretend GPU implements itself
     **transfers.HANDLERS,
+    **type_checks.HANDLERS,
     **readers.HANDLERS,
     **sparse.HANDLERS,
     **recurrent.HANDLERS,

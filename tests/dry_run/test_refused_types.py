@@ -112,3 +112,33 @@ def test_mixed_types_are_refused_as_on_cuda(name: str) -> None:
     with pytest.raises(RuntimeError) as caught:
         om.dry_run(function)
     assert str(caught.value) == words
+
+
+QUANTIZED: dict[str, Callable[[], Any]] = {
+    "quantize_per_tensor": lambda: torch.quantize_per_tensor(of(64, 64), 0.1, 0, torch.qint8),
+    "quantize_per_channel": lambda: torch.quantize_per_channel(
+        of(8, 64), of(8), of(8, dtype=torch.long), 0, torch.qint8
+    ),
+    "Tensor.to": lambda: torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.qint8).to("cuda"),
+    "_empty_affine_quantized": lambda: torch._empty_affine_quantized(
+        [8], scale=1, zero_point=0, dtype=torch.qint8, device="cuda"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantized_tensors_on_the_gpu_are_refused_by_name(name: str) -> None:
+    """Without data they were tensors of ordinary types, four times as large."""
+    with pytest.raises(NotImplementedError, match=rf"^torch\.{name} cannot be dry-run: tensors of quantized types"):
+        om.dry_run(QUANTIZED[name])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_model_that_was_trained_is_quantized_on_the_host() -> None:
+    def program() -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()).cuda()
+        model(of(4, 64)).sum().backward()
+        made = torch.ao.quantization.quantize_dynamic(model.cpu().eval(), {torch.nn.Linear}, dtype=torch.qint8)
+        assert made(torch.randn(4, 64)).shape == (4, 64)
+
+    om.dry_run(program)

@@ -268,3 +268,17 @@ def test_edges_of_a_large_graph_are_known() -> None:
         assert moved[:, moved[0] != moved[1]].shape[1] == 3_000_000
 
     assert not om.dry_run(drop_loops, gpu="A100 80GB").assumptions
+
+
+def test_what_a_tensor_grows_by_is_unknown() -> None:
+    """It was read as what lay in the host's memory: another number in each run."""
+
+    def program() -> None:
+        grown = torch.full((2,), 3, device="cuda").resize_(5)
+        assert grown.tolist() == [3, 3, 1, 1, 1]
+        assert grown.resize_(2).tolist() == [3, 3]
+        zeros = torch.zeros(4, device="cuda")
+        zeros.untyped_storage().resize_(64)
+        assert zeros.tolist() == [1.0] * 4
+
+    assert any("assumed: 1.0" in one.text for one in om.dry_run(program).assumptions)

@@ -42,6 +42,7 @@ from oom_magic.predict.operators.fallbacks import find_fallback, is_wrapper, sto
 from oom_magic.predict.operators.gradients import reference_counts_in_autograd, reused_gradient
 from oom_magic.predict.operators.known_outputs import KnownOutputs
 from oom_magic.predict.operators.sparse import is_sparse, run_sparse
+from oom_magic.predict.operators.type_checks import QUANTIZED, quantized_on_host
 from oom_magic.predict.setups.gpus import GPU
 
 if TYPE_CHECKING:
@@ -330,6 +331,8 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
     def create(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator without tensor arguments, at the place that its device argument means."""
         device = kwargs.get("device")
+        if kwargs.get("dtype") in QUANTIZED:
+            return quantized_on_host(func, args, kwargs)
         if device is not None and device.type == "meta":
             place = self.meant_by_meta()
             out = func(*args, **kwargs)

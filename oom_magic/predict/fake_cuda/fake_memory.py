@@ -346,6 +346,7 @@ class FakeMemory:
         known = self._storages.get(storage._cdata)
         if known is None or known.place is not Place.GPU:
             return
+        self.values.forget(storage._cdata)  # as FSDP does, code then fills it anew
         before, known.num_bytes = known.allocation, storage.nbytes()
         phase = self.attribution.phase(False)
         with self.on_card(known.card):

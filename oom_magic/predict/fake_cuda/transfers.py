@@ -14,6 +14,7 @@ from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META, Handler, Place, is_large
 from oom_magic.predict.operators.calls import Call
 from oom_magic.predict.operators.sparse import run_sparse
+from oom_magic.predict.operators.type_checks import refuse_quantized
 
 aten = torch.ops.aten
 _OF_ONE_AXIS = {int, slice, type(None), type(...)}  # parts of an index that are no sequences
@@ -68,6 +69,7 @@ def _to_copy(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) 
     is_joining = origin is None and gpu.creating is Place.HOST and device == META  # see DeviceView.joined
     if origin is None and place in (None, Place.HOST) and not is_joining:
         return func(*args, **kwargs)
+    refuse_quantized("torch.Tensor.to", source)
     if source.layout is torch.sparse_coo:
         gpu.has_sparse = True
         return run_sparse(gpu, func, args, kwargs)
@@ -85,8 +87,7 @@ def _to_copy(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) 
         if (place is Place.GPU) != (origin is Place.GPU):
             _stage(gpu, func, out, source, place is Place.GPU, kwargs.get("non_blocking", False))
     if is_real:
-        values = gpu.values.get(source) if is_back else gpu.values.read(source)
-        if values is None:
+        if (values := gpu.values.get(source) if is_back else gpu.values.read(source)) is None:
             values = torch.ones((), dtype=out.dtype, device="cpu")
         return torch.empty_strided(out.size(), out.stride(), dtype=out.dtype, device="cpu").copy_(values)
     gpu.values.copy(source, out)

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from oom_magic.language import _
+from oom_magic.predict.fake_cuda.places import FakeDevice, Handler, tensors_in
 from oom_magic.predict.operators.calls import existing
 
 _NAMES = {
@@ -20,6 +22,7 @@ _NAMES = {
     torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble", torch.bool: "Bool", torch.uint8: "Byte",
     torch.int8: "Char", torch.int16: "Short", torch.int32: "Int", torch.int64: "Long",
 }  # fmt: skip
+QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 _REDUCED = frozenset({torch.float16, torch.bfloat16})
 _WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 _COMPLEX = frozenset({torch.complex64, torch.complex128})
@@ -288,3 +291,39 @@ _CHECKS: dict[OpOverload, Check] = existing({
     "argmax": _said("argmax(): does not support bool input", _BOOL),
     "argmin": _said("argmin(): does not support bool input", _BOOL),
 })  # fmt: skip
+
+
+def refuse_quantized(operator: str, tensor: torch.Tensor | None = None) -> None:
+    """Raise NotImplementedError, unless ``tensor`` is not quantized: meta kernels give tensors of ordinary types."""
+    if tensor is not None and not tensor.is_quantized:
+        return
+    raise NotImplementedError(
+        _(
+            "{name} cannot be dry-run: tensors of quantized types, such as torch.qint8, cannot be faked. Leave it out"
+            " of the dry run.",
+            name=operator,
+        )
+    )
+
+
+def quantized_on_host(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of an operator on quantized tensors, which are real. Raises NotImplementedError for others."""
+    device = kwargs.get("device")
+    if any(tensor.is_meta for tensor in tensors_in(args, kwargs)) or (device is not None and device.type != "cpu"):
+        refuse_quantized(f"torch.{func._schema.name.removeprefix('aten::')}")
+    return func(*args, **kwargs)
+
+
+def _quantize(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return quantized_on_host(func, args, kwargs)
+
+
+HANDLERS: dict[OpOverload, Handler] = existing(
+    dict.fromkeys(
+        (
+            "quantize_per_tensor", "quantize_per_tensor.tensor_qparams", "quantize_per_tensor.tensors",
+            "quantize_per_tensor_dynamic", "quantize_per_channel", "dequantize.self", "dequantize.tensors", "int_repr",
+        ),
+        _quantize,
+    )
+)  # fmt: skip

@@ -69,6 +69,15 @@ class Shadow:
         else:
             torch.empty(0, dtype=constant.dtype).set_(self.copy).copy_(constant)  # type: ignore[call-overload]
 
+    def grow(self, num_bytes: int) -> None:
+        """The storage has become larger: what is new of it is unknown."""
+        self.expand()
+        if self.known is None:
+            self.known = torch.UntypedStorage(self.num_bytes)
+            torch.empty(0, dtype=torch.uint8).set_(self.known).fill_(255)  # type: ignore[call-overload]
+        self.copy, self.known = _extended(self.copy, num_bytes), _extended(self.known, num_bytes)
+        self.num_bytes = num_bytes
+
     def _mark(self, tensor: torch.Tensor, mask: torch.Tensor | bool) -> None:
         if self.known is None:
             self.known = torch.UntypedStorage(self.num_bytes)
@@ -84,6 +93,15 @@ class Shadow:
         if tensor.dtype is torch.complex128:
             return _view(self.known, tensor, torch.complex128).real.view(torch.int64)
         return _view(self.known, tensor, _INTEGERS[tensor.element_size()])
+
+
+def _extended(storage: torch.UntypedStorage | None, num_bytes: int) -> torch.UntypedStorage:
+    """A longer copy; zeros follow."""
+    assert storage is not None
+    longer = torch.UntypedStorage(num_bytes)
+    content = torch.empty(0, dtype=torch.uint8).set_(longer).zero_()  # type: ignore[call-overload]
+    content[: storage.nbytes()] = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+    return longer
 
 
 def _view(storage: torch.UntypedStorage, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -307,6 +307,9 @@ class Values:
         self, func: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]
     ) -> None:
         targets = tensors_written(func, args, kwargs)
+        if func in _RESIZES:
+            self._resize(targets[0])
+            return
         only_written = {id(tensor) for tensor in (targets if func in _OVERWRITES else tensors_in((), kwargs))}
         only_written &= {id(tensor) for tensor in targets}
         read = [tensor for tensor in tensors if id(tensor) not in only_written]
@@ -333,6 +336,14 @@ class Values:
                 self._forget(target)
         for target in targets:
             self._note(target, assumption)
+
+    def _resize(self, tensor: torch.Tensor) -> None:
+        shadow, num_bytes = self._shadows.get(_key(tensor)), tensor.untyped_storage().nbytes()
+        if shadow is not None and shadow.num_bytes < num_bytes:
+            if is_small(tensor):
+                shadow.grow(num_bytes)
+            else:
+                self._forget(tensor)
 
     def _element_in_place(self, tensor: torch.Tensor) -> torch.Tensor | None:
         shadow = self._shadows[_key(tensor)] if tensor.is_meta else None
@@ -367,6 +378,7 @@ _CHECKS = {aten.all.default, aten.all.dim, aten._is_all_true.default}
 _CONJUNCTIONS = {aten.bitwise_and.Tensor, aten.logical_and.default, aten.mul.Tensor}
 _FILLS = {aten.fill_.Scalar, aten.zero_.default}
 _OVERWRITES = {*_FILLS, aten.fill_.Tensor}
+_RESIZES = {aten.resize_.default, aten.resize_as_.default}
 # Operators whose result on a constant is the same constant.
 _AS_THEIR_ELEMENTS = {
     aten.all.default, aten.all.dim, aten.any.default, aten.any.dim, aten.amax.default, aten.amin.default,
