@@ -17,10 +17,10 @@ from oom_magic.explain.evidence.judging import meaning_of
 from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.told import says_only_killed, says_only_trouble
-from oom_magic.explain.remedies.from_text.choice import printed_by_message
 from oom_magic.explain.remedies.remedy import Remedy
 from oom_magic.explain.sentences.catalogue import SENTENCES, render_evidence, translate
-from oom_magic.explain.sentences.causes import cause_in_words, causes_in_brief, is_any_load, may_be_cache
+from oom_magic.explain.sentences.causes import cause_in_words, causes_in_brief
+from oom_magic.explain.sentences.first_step import RELEASING, has_more, is_checked_first, is_tried
 from oom_magic.language import Language
 from oom_magic.predict.setups.setup import in_words
 from oom_magic.views.blocks import Block, Code, Description, Details, Part, Parts, Sentence, Table, register
@@ -83,11 +83,6 @@ _LESS_INPUT = (
     "smaller_batch_any", "smaller_batch_plain", "smaller_input", "smaller_items", "smaller_image", "smaller_graph",
     "shorter_sequences_any", "shorter_context", "fewer_pixels", "vllm_pixels", "ctranslate2_less",
 )  # fmt: skip
-# What the check for a cause of inputs says, or a check of its own.
-_AS_CHECKED = ("smaller_input", "smaller_items", "smaller_batch_plain", "check_processes")
-_OF_NO_CAUSE = ("check_before_update",)  # checks after which no change of the run follows
-# Changes that show in the same way whether what they release was the cause.
-_RELEASING = ("map_location_cpu", "own_device", "no_grad", "no_retain_graph", "driver_limit")
 # Checks that are worth making though the cause is certain: they say how much was missing.
 _SAYS_HOW_MUCH = ("check_host_ram_slurm", "check_host_ram_pod", "check_host_ram_windows")
 _DEVICES = {"npu": "NPU", "mlu": "MLU"}
@@ -108,8 +103,9 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Description:
         first = best_remedy(diagnosis.remedies, diagnosis.as_is, lang) or _advice(diagnosis, lang)
         blocks += [*_what(diagnosis), _why(diagnosis), _change(diagnosis, first), *_lines(diagnosis, first)]
     blocks += remedies_chart(diagnosis.remedies, diagnosis.as_is, lang)
-    is_tried = _is_tried(diagnosis)
-    heading = "heading_if_so" if _is_checked_first(diagnosis) else "heading_try" if is_tried else "heading_changes"
+    heading = (
+        "heading_if_so" if is_checked_first(diagnosis) else "heading_try" if is_tried(diagnosis) else "heading_changes"
+    )
     unpriced = Unpriced(diagnosis.run, first, translate(heading, lang))
     blocks += [*_budget(diagnosis), *remedies_details(diagnosis.remedies, lang, diagnosis.as_is, unpriced)]
     blocks += [*_tensors(diagnosis), *_evidence(diagnosis), *_possible(diagnosis)]
@@ -204,51 +200,22 @@ def _why(diagnosis: Diagnosis) -> Block:
     return Sentence(translate("line_why", lang, text=cause, confidence=confidence), "strong")
 
 
-def _is_checked_first(diagnosis: Diagnosis) -> bool:
-    """Whether the check that settles the likeliest cause comes before any change: a text that leaves it open."""
-    has_change = bool(diagnosis.remedies) and diagnosis.confidence is not Confidence.OPEN
-    is_check = _is_tried(diagnosis) and (diagnosis.cause in INPUT_CAUSES or may_be_cache(diagnosis))
-    is_check = (is_check and not _says_more_than_check(diagnosis)) or is_any_load(diagnosis)
-    return bool(diagnosis.possible) and not _is_settled(diagnosis) and (is_check or not has_change)
-
-
-def _says_more_than_check(diagnosis: Diagnosis) -> bool:
-    return bool(diagnosis.remedies) and diagnosis.remedies[0].key not in _AS_CHECKED and not may_be_cache(diagnosis)
-
-
-def _has_more(diagnosis: Diagnosis) -> bool:
-    """Whether a change is told with the check that comes first."""
-    return _says_more_than_check(diagnosis) and diagnosis.possible[0].check.key not in _OF_NO_CAUSE
-
-
-def _is_tried(diagnosis: Diagnosis) -> bool:
-    """Whether a change is one to try: its cause is only possible, and nobody has seen or computed what it does."""
-    return diagnosis.confidence is Confidence.POSSIBLE and not _is_settled(diagnosis)
-
-
-def _is_settled(diagnosis: Diagnosis) -> bool:
-    """Whether a change comes first whatever the text leaves open: evaluated, printed, or seen to help."""
-    is_evaluated = any(one.needed_bytes is not None for one in diagnosis.remedies)
-    is_printed = bool(printed_by_message(diagnosis))
-    return is_evaluated or is_printed or is_seen_already(diagnosis.cause, diagnosis.told)
-
-
 def _change(diagnosis: Diagnosis, first: str) -> Block:
     """What to do first: the change, or the check that decides whether it is the right one."""
     lang = diagnosis.lang
-    if not _is_checked_first(diagnosis):
-        return Sentence(translate("line_try" if _is_tried(diagnosis) else "line_best", lang, text=first), "good")
+    if not is_checked_first(diagnosis):
+        return Sentence(translate("line_try" if is_tried(diagnosis) else "line_best", lang, text=first), "good")
     check = render_evidence(diagnosis.possible[0].check, lang)
-    has_more = _has_more(diagnosis)
+    is_more = has_more(diagnosis)
     tells_apart = diagnosis.possible[0].check.key.startswith("check_when_full")
-    key = "line_check" if not has_more else "line_check_last" if tells_apart else "line_check_and"
+    key = "line_check" if not is_more else "line_check_last" if tells_apart else "line_check_and"
     return Sentence(translate(key, lang, check=check, text=first), "good")
 
 
 def _lines(diagnosis: Diagnosis, first: str) -> Iterator[Block]:
     """The lines of the first change, to copy, where it is told."""
     remedy = _first_unpriced(diagnosis)
-    if _is_checked_first(diagnosis) and not _has_more(diagnosis):
+    if is_checked_first(diagnosis) and not has_more(diagnosis):
         return
     if remedy is not None and remedy.code and first == Wording(diagnosis.remedies, diagnosis.lang).of(remedy):
         yield Code(code_in(diagnosis.lang, remedy.code), remedy.language)
@@ -378,7 +345,7 @@ def _degree(one: PossibleCause, lang: Language) -> str:
 
 def _is_worth_confirming(one: PossibleCause, diagnosis: Diagnosis) -> bool:
     """Whether the cause may be another, and its check is neither on top already nor the change itself."""
-    if one.cause is not diagnosis.cause or _is_checked_first(diagnosis):
+    if one.cause is not diagnosis.cause or is_checked_first(diagnosis):
         return False
     if is_seen_already(one.cause, diagnosis.told) and one.check.key not in _SAYS_HOW_MUCH:
         return False
@@ -386,7 +353,7 @@ def _is_worth_confirming(one: PossibleCause, diagnosis: Diagnosis) -> bool:
     if failure is not None and failure.format == "told_host" and not says_only_killed(failure.text):
         return False  # it is what the text says
     first = diagnosis.remedies[0].key if diagnosis.remedies else ""
-    is_tried_by_it = first in _RELEASING or (first in _LESS_INPUT and one.cause in INPUT_CAUSES)
+    is_tried_by_it = first in RELEASING or (first in _LESS_INPUT and one.cause in INPUT_CAUSES)
     is_evaluated = any(remedy.needed_bytes is not None for remedy in diagnosis.remedies)
     is_open = one.confidence is Confidence.POSSIBLE and not (is_tried_by_it or is_evaluated)
     return is_open or one.check.key in _SAYS_HOW_MUCH

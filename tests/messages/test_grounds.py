@@ -494,6 +494,25 @@ def test_what_is_mentioned_is_not_taken_for_what_failed(text, said, not_said):
             "evaluat(?:es|ion may)",
         ),
         (
+            "OOM at optimizer.step() even with batch_size=1: the training crashes with CUDA OOM during the first"
+            " optimizer.step(). It looks like the optimizer state allocation itself runs out of memory.",
+            "The optimizer state does not fit",
+            "activations of a step",
+        ),
+        (
+            "i have 8 A100 (80GB) GPUs and want to do Full parameter fine-tuning with deepspeed zero2: it leads to OOM.",
+            "optimizer's first step, where its state is created. If so:",
+            "LoRA of rank",
+        ),
+        (
+            'File "scene/gaussian_model.py", line 441, in cat_tensors_to_optimizer\n    stored_state["exp_avg"] ='
+            ' torch.cat((stored_state["exp_avg"], torch.zeros_like(extension_tensor)), dim=0)\nCUDA out of memory. Tried to'
+            " allocate 2.79 GiB (GPU 0; 23.65 GiB total capacity; 15.47 GiB already allocated; 2.07 GiB free; 20.24 GiB"
+            " reserved in total by PyTorch)",
+            "memory",
+            "optimizer state does not fit",
+        ),
+        (
             "ComfyUI prints Loading checkpoint shards, and then: torch.OutOfMemoryError: CUDA out of memory",
             "no room for the model's weights when they were loaded",
             "weights do not fit on",

@@ -61,6 +61,7 @@ RESTS_ON: Mapping[str, tuple[str, ...]] = {
     "told_ram_only": ("speaks_of_ram",),
     "told_conversation": ("converses",),
     "told_adam": ("adam_costs",),
+    "told_trains_whole": ("trains_whole",),
     "told_workers": ("workers",),
     "told_merging": ("merges",),
     "told_given": ("is_given_memory",),

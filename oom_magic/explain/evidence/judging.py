@@ -30,6 +30,7 @@ from oom_magic.explain.evidence.log_rules import SHRINKING
 from oom_magic.explain.evidence.number_rules import (
     MIN_OTHERS_SHARE,
     OF_WHAT_IT_HOLDS,
+    are_light,
     holds_nothing,
     is_overflow,
     number_rules,
@@ -38,7 +39,7 @@ from oom_magic.explain.evidence.number_rules import (
     overflow_rules,
 )
 from oom_magic.explain.evidence.precedents import features_of, precedents
-from oom_magic.explain.evidence.situation_rules import are_light, situation_rules
+from oom_magic.explain.evidence.situation_rules import situation_rules
 from oom_magic.explain.evidence.text_rules import named_tensor, text_rules
 from oom_magic.explain.messages.failure import Failure
 

@@ -45,6 +45,7 @@ _ABSURD_TIMES = 20
 # Beyond any computer's memory: such a size is a mistake, and a power of two an overflowed product.
 _NO_MEMORY_HOLDS = 2**50
 _NO_DEVICE_HOLDS = 2**44
+_LIGHT_PART = 4  # weights that fit the card so many times are not what fills it
 
 # Causes that are held by PyTorch when a request is refused.
 OF_WHAT_IT_HOLDS = frozenset({
@@ -420,3 +421,25 @@ def judge_tip(failure: Failure, clues: Clues) -> Evidence | None:
 def _tip_helps(values: Mapping[str, int], with_free: Mapping[str, int]) -> Evidence:
     """That the tip applies, or may help where the cache alone would not have been enough."""
     return Evidence(f"tip_applies{'_with_free' if with_free else ''}", {**values, **with_free})
+
+
+def are_light(failure: Failure | None, clues: Clues) -> bool:
+    """Whether the weights that the text names are a small part of the card that it names, and are not copied."""
+    if clues.phase == "saving" or {"saves", "merges"} & clues.run.told:
+        return False
+    card = card_of(failure, clues)
+    return bool(card and clues.weights_bytes and clues.weights_bytes * _LIGHT_PART < card)
+
+
+def card_of(failure: Failure | None, clues: Clues) -> int | None:
+    """What a device, or PyTorch on a Mac, may hold: by the message, else the card that the text names."""
+    said = None if failure is None else failure.total_bytes
+    if said is None and failure is not None and failure.backend == "mps":
+        said = failure.limit_bytes
+    return said or clues.card_bytes
+
+
+def as_written(card: int, failure: Failure | None) -> int | str:
+    """A card's memory as the text has it: bytes that a message printed, or the GB of prose."""
+    is_printed = failure is not None and (failure.total_bytes or failure.limit_bytes)
+    return card if is_printed else f"{card // GIB} GB"

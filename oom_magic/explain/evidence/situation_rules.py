@@ -11,7 +11,7 @@ from oom_magic.explain.evidence.clues.environment import ONE_MEMORY
 from oom_magic.explain.evidence.clues.programs import ProgramUse
 from oom_magic.explain.evidence.clues.traceback import Clues
 from oom_magic.explain.evidence.log_rules import reserved
-from oom_magic.explain.evidence.number_rules import is_held_by_others
+from oom_magic.explain.evidence.number_rules import are_light, as_written, card_of, is_held_by_others
 from oom_magic.explain.evidence.text_rules import computes_plainly, largest_late
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.units import GIB
@@ -30,7 +30,6 @@ _ADAM_FACTOR = 8  # weights, gradients and two moments in fp32 for weights in ha
 _ADAM_BYTES = 16  # a trained parameter's, with its gradient and two moments, in fp32
 _MOST_OF_A_CARD = 0.85
 _LARGE_PART = 0.7  # beside which a program's context and work hardly fit
-_LIGHT_PART = 4  # weights that fit the card so many times are not what fills it
 _NOT_WHOLE = {"shards", "swaps_blocks", "keeps_in_ram", "offloads_parts"}  # weights that are not on one card as a whole
 _AFTER_LOADING = ("kv_cache", "context", "compute", "serving", "logits", "vae")  # stages in which the weights are there
 _OF_A_LOG = re.compile(r"\d\d:\d\d:\d\d|\d% ?[|\u2580-\u259f#]")
@@ -111,6 +110,8 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
 
 def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     told = clues.run.told
+    if "has_no_gpu" in told:
+        yield Support(Cause.HOST_RAM, 0.3)
     if "killed" in told:
         yield Support(Cause.HOST_RAM, 0.55, Evidence("told_killed"))
     if "kernel_dies" in told:
@@ -190,18 +191,7 @@ def _of_whole(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they fit
     if "full_batch" in told:
         yield Support(Cause.ACTIVATIONS, 0.4, Evidence("told_whole"))
-    if "at_optimizer" in told:
-        yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("told_at_optimizer"))
-        if "resumes" in told:
-            yield Support(Cause.OPTIMIZER_STATE, 0.1, Evidence("checkpoint_kept"))
-        yield Support(Cause.ACTIVATIONS, -0.5)
-    if "offload_helps" in told:
-        cause = Cause.OPTIMIZER_STATE if _trains(clues) and not clues.trains_few else Cause.WEIGHTS_TOO_BIG
-        yield Support(cause, 0.55, Evidence("told_offload_helps"))
-        yield Support(Cause.ACTIVATIONS, -0.4)
-    if "adam_costs" in told:
-        yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("told_adam"))
-        yield Support(Cause.ACTIVATIONS, -0.4)
+    yield from _of_optimizer(clues)
     is_heavy = clues.weights_bytes is not None and not are_light(failure, clues)
     is_in_vain = "smaller_input_no_help" in told or ("tried_size" in told and is_heavy)
     if is_in_vain and not {"smaller_batch_helps", "after_while"} & told:
@@ -215,15 +205,46 @@ def _of_whole(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.FRAGMENTATION, -0.4)
 
 
+def _of_optimizer(clues: Clues) -> Iterator[Support]:
+    """What the author says of the optimizer and its state."""
+    told = clues.run.told
+    if "at_optimizer" in told:
+        yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("told_at_optimizer"))
+        if "resumes" in told:
+            yield Support(Cause.OPTIMIZER_STATE, 0.1, Evidence("checkpoint_kept"))
+        yield Support(Cause.ACTIVATIONS, -0.5)
+    if "offload_helps" in told:
+        cause = Cause.OPTIMIZER_STATE if _trains(clues) and not clues.trains_few else Cause.WEIGHTS_TOO_BIG
+        yield Support(cause, 0.55, Evidence("told_offload_helps"))
+        yield Support(Cause.ACTIVATIONS, -0.4)
+    if "trains_whole" in told and _has_whole_state(clues):
+        yield Support(Cause.OPTIMIZER_STATE, 0.4, Evidence("told_trains_whole"))
+    if "adam_costs" in told:
+        yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("told_adam"))
+        yield Support(Cause.ACTIVATIONS, -0.4)
+
+
+def _has_whole_state(clues: Clues) -> bool:
+    """Whether the run that trains all weights of a language model had not come to a step whose state was there."""
+    told, run = clues.run.told, clues.run
+    went_well = (
+        run.is_late or (run.num_steps or 0) > 1 or {"after_while", "training_fits", "evaluates", "resumes"} & told
+    )
+    card = card_of(None, clues)
+    if card and clues.weights_bytes and clues.weights_bytes > card * _MOST_OF_A_CARD:
+        return False  # they alone do not fit
+    return not went_well and clues.phase in (None, "optimizer_step", "loading") and not clues.trains_few
+
+
 def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """The weights and the card that the text names; each rank that does not shard holds all weights."""
     told = clues.run.told
-    named, card = clues.weights, _card(failure, clues)
+    named, card = clues.weights, card_of(failure, clues)
     if clues.num_trained and card and clues.num_trained * _ADAM_BYTES > card and not _NOT_WHOLE & told:
         state: dict[str, int | str] = {
             "count": f"{clues.num_trained:,}",
             "state_bytes": clues.num_trained * _ADAM_BYTES,
-            "total_bytes": _as_written(card, failure),
+            "total_bytes": as_written(card, failure),
         }
         yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("trained_fill_card", state))
     if "smaller_model_works" in told and not _trains(clues):
@@ -239,7 +260,7 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
             weight = 0.5 if weights >= 2 * _LARGE_WEIGHTS else 0.32
             yield Support(Cause.WEIGHTS_TOO_BIG, weight, Evidence("weights_named", named.said))
         return
-    values = {**named.said, "total_bytes": _as_written(card, failure)}
+    values = {**named.said, "total_bytes": as_written(card, failure)}
     if card * _MOST_OF_A_CARD < weights < card * clues.num_cards * _MOST_OF_A_CARD:
         values["count"] = clues.num_cards
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.35, Evidence("weights_fill_one_card", values))
@@ -250,31 +271,10 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they fit, whatever else does not
     elif "many_ranks" not in told and weights > card * _LARGE_PART and clues.program is not None:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.25, Evidence("weights_fill_card", values))
-    is_whole = _trains(clues) and not (clues.trains_few or {"is_quantized", "many_ranks"} & told)
+    is_shared = {"is_quantized", "many_ranks", "has_8bit_optimizer"} & told
+    is_whole = _trains(clues) and not (clues.trains_few or is_shared)
     if is_whole and card * _LARGE_PART >= weights > card / _ADAM_FACTOR:
         yield Support(Cause.OPTIMIZER_STATE, 0.3, Evidence("adam_fills_card", values))
-
-
-def are_light(failure: Failure | None, clues: Clues) -> bool:
-    """Whether the weights that the text names are a small part of the card that it names, and are not copied."""
-    if clues.phase == "saving" or {"saves", "merges"} & clues.run.told:
-        return False
-    card = _card(failure, clues)
-    return bool(card and clues.weights_bytes and clues.weights_bytes * _LIGHT_PART < card)
-
-
-def _card(failure: Failure | None, clues: Clues) -> int | None:
-    """What a device, or PyTorch on a Mac, may hold: by the message, else the card that the text names."""
-    said = None if failure is None else failure.total_bytes
-    if said is None and failure is not None and failure.backend == "mps":
-        said = failure.limit_bytes
-    return said or clues.card_bytes
-
-
-def _as_written(card: int, failure: Failure | None) -> int | str:
-    """A card's memory as the text has it: bytes that a message printed, or the GB of prose."""
-    is_printed = failure is not None and (failure.total_bytes or failure.limit_bytes)
-    return card if is_printed else f"{card // GIB} GB"
 
 
 def _light_weights(failure: Failure | None, clues: Clues) -> Iterator[Support]:
@@ -283,7 +283,7 @@ def _light_weights(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     is_unknown = failure is None or failure.pytorch_bytes is None  # whose memory it is
     is_loading = stage is not None and stage.key == "loading"
     if clues.weights is not None and is_loading and is_unknown and are_light(failure, clues):
-        values = {**clues.weights.said, "total_bytes": _as_written(_card(failure, clues) or 0, failure)}
+        values = {**clues.weights.said, "total_bytes": as_written(card_of(failure, clues) or 0, failure)}
         yield from (Support(one, -0.7) for one in (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS))
         yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("weights_light", values))
 

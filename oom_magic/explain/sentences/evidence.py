@@ -119,8 +119,8 @@ EVIDENCE: Sentences = {
         "The matrix {sizes} is a batch of rows, or a layer's weights, which a smaller batch does not change."
     ),
     "small_request_on_full": (
-        "A small request on a device that PyTorch had already filled ({held_bytes} of {total_bytes}): it is the"
-        " model that fills it."
+        "A small request on a device that PyTorch had already filled ({held_bytes} of {total_bytes}): what was there"
+        " before it fills it."
     ),
     # The run and its author's words.
     "check_models_beside": "Load it alone: if it then runs, the others had taken its memory.",
@@ -189,8 +189,8 @@ EVIDENCE: Sentences = {
     "told_new_only": "PyTorch's cache keeps what each new size has needed, up to the largest.",
     "told_unpinned": "Pinned (page-locked) memory is the computer's RAM, not the GPU's.",
     "told_scores_all": "Likelihoods of whole texts take logits for every position and the whole vocabulary.",
-    "check_growth_by_tool": "Watch {tool} over many uses: the memory held after each must not increase.",
-    "check_growth_by_tool_training": "Watch {tool} over many steps: the memory held after each must not increase.",
+    "check_growth_by_tool": "See in {tool} over many uses whether the memory held after each increases.",
+    "check_growth_by_tool_training": "See in {tool} over many steps whether the memory held after each increases.",
     "told_offload": "Offloading to the CPU keeps parameters or optimizer state in RAM.",
     "request_above_any_device": (
         "{requested_bytes} are more than any GPU has: a size is wrong, or something is computed for all pairs"
@@ -275,6 +275,7 @@ EVIDENCE: Sentences = {
         " with them."
     ),
     "told_cache_fills": "A KV cache fills the share that was reserved for it as requests come, which is no leak.",
+    "told_trains_whole": ("Where all weights are trained, a gradient is kept for each, and with Adam two more values."),
     "told_adam": "Adam keeps two more values for every parameter, plain SGD none.",
     "free_in_pieces": ("{free_bytes} were free, more than the {requested_bytes} requested, but not in one piece."),
     "small_card": (
@@ -309,14 +310,14 @@ EVIDENCE: Sentences = {
     "node_of_optimizer": "The node that requested {sizes} belongs to the optimizer.",
     # The one check that would settle a cause.
     "check_fragmentation": (
-        "print(torch.{device}.memory_summary()) just before the failure: reserved far above allocated, much of it"
-        " inactive."
+        "print(torch.{device}.memory_summary()) just before the failure, and see whether reserved is far above"
+        " allocated, and much of it inactive."
     ),
     "check_other_process": "Run {tool} while none of your programs runs: what is used then belongs to others.",
     "check_request_alone_too_big": (
         "Print the shapes on the failing line; their product times the element size is what was requested."
     ),
-    "check_weights_too_big": "Compare the size of the weights with the device's memory.",
+    "check_weights_too_big": "See whether the weights are larger than the device's memory.",
     "check_before_loading": (
         "Look at {tool} just before the model is loaded: where the device is nearly empty, the weights are too large."
     ),
@@ -370,8 +371,8 @@ EVIDENCE: Sentences = {
     "check_logits_or_loss": "Compare the request with batch x length x vocabulary x 4 bytes.",
     "check_attention_scores": "Compare the request with batch x heads x length x length x element size.",
     "check_optimizer_state": "See whether it fails at the optimizer's first step, where its state is created.",
-    "check_leak_or_retained_reference": "Print {call} after each step or request: it must not increase.",
-    "check_memory_fraction_limit": "Check which share this process was given, and how much it holds.",
+    "check_leak_or_retained_reference": "Print {call} after each step or request, and see whether it increases.",
+    "check_memory_fraction_limit": "See which share this process was given, and whether it holds all of it.",
     "check_memory_fraction_limit_inference": (
         "The log says how much of the share weights, activations and cache take."
     ),
@@ -380,7 +381,7 @@ EVIDENCE: Sentences = {
         "Print torch.mps.driver_allocated_memory() and torch.mps.recommended_max_memory() just before it fails."
     ),
     "check_sysmem_fallback": "Watch 'Shared GPU memory' in the Task Manager: it grows once the card is full.",
-    "check_host_ram": "Watch the RAM while it runs (on Linux with free -h; dmesg names what was killed).",
+    "check_host_ram": "See whether the RAM is full when it fails (on Linux with free -h; dmesg names what was killed).",
     "check_host_ram_slurm": "Compare what it used with what the job was given: sacct -j JOB -o MaxRSS,ReqMem.",
     "check_host_ram_pod": "Compare what it used (kubectl top pod) with its limit (kubectl describe pod).",
     "check_host_ram_hosted": "Watch the notebook's own RAM display while it runs.",

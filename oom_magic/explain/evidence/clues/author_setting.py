@@ -232,7 +232,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "names_lora": said_as(r"\b(?:q|do)?loras?\b|\badapters?\b"),
     "trains_whole": said_as(
-        r"\bfull[- ](?:\w+[- ])?(?:fine-?tun\w*|training)\b|\bdreambooth ?/ ?fine-?tun",
+        r"\bfull[- ](?:\w+[- ])?(?:fine[- ]?tun\w*|training)\b|\b(?:finetuning|model)_type\W{1,3}full\b"
+        r"|\bdreambooth ?/ ?fine-?tun",
         r"全(?:量|参数?)\s?(?:微调|训练)",
     ),
     # What a run does already, by its settings.
@@ -268,13 +269,13 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|batch[ _-]?size ?(?:已经?)?(?:设置?[成为]|[为是成]|改[成为]|[调降][到至成为])(?:了|最低)? ?1(?![\d.])"
         r"|(?:\bbs ?= ?|--bs )1\b(?![\d.])"
         r"|\b(?:ims_per_batch|(?:imgs|samples)_per_gpu)\W{1,4}(?:equal to )?1\b(?![\d.])"),
-    "has_8bit_optimizer": said_as(r"8[- ]?bit[- _]?adam|adamw?(?:_bnb)?_8bit"),
+    "has_8bit_optimizer": said_as(r"8[- ]?bit[- _]?adam|adamw?(?:_bnb)?_?8bit"),
     "has_workspace": said_as(r"\bmax_workspace_size\W|--workspace[= ]|--memPoolSize"),
     "tiles": said_as(r"enable_(?:vae_)?tiling\(|\b(?:decode|encode)_tiled\w{0,4}\(|\bretrying with tiled\b"),
     "caches_in_8_bits": said_as(r"KV_CACHE_TYPE\W{1,3}q[48]_|cache-type-k q[48]_"),
     "diffuses": said_as(
-        r"diffus|\bvae\b|\bprompts?\b|\bpipe(?:line)?\b|\bflux\b|\bsd(?:xl|3)?\b|\bunet\b|\bloras?\b|(?<!up)sampler|hunyuan|\bwan\b"
-        r"|\bltx\b|\b[ti]2[vi]\b|提示词",
+        r"diffus|\bvae\b|\bprompts?\b|\bpipe(?:line)?\b|\bflux\b|\bsd(?:xl|3)?\b|\bunet\b|\bloras?\b|(?<!up)sampler"
+        r"|hunyuan|\bwan\b|\bltx\b|\b[ti]2[vi]\b|提示词",
     ),
     "predates_bf16": said_as(  # cards before Ampere
         r"\b(?:[vp]100|[pkm]40m?|k20[mx]?|k80m?|m60|gtx|titan|t4|quadro)\b|\b(?:geforce|rtx)[ -]?20[678]0"
@@ -406,7 +407,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "calls_rapids": said_as(r"\b(?:cudf|cuml|cugraph|dask[-_]cuda)\b|\brmm\.reinitialize|\bimport rmm\b"),
     "at_optimizer": said_as(  # where its state is made
         r"\b(?:during|in|at|while|when)\s(?:\w+ ){0,2}optimi[sz]er(?:'s)?(?: state\w*)?"
-        r" (?:initiali[sz]\w*|init\b|set-?up|step)"
+        r"[ .](?:initiali[sz]\w*|init\b|set-?up|step)"
         r"|initiali[sz]\w* (?:of )?(?:the )?optimi[sz]er|\bfirst optimi[sz]er step\b"
         r"|\b(?:when|once|as soon as) (?:it |the )?(?:runs? |calls? |reach\w* )?(?:the )?optimi[sz]er\b",
         r"(?:更新参数|参数更新|优化器)[^\n，。]{0,8}(?:爆|溢出|不足|oom)",
@@ -418,10 +419,11 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "calls_trainer": said_as(r"\b\w*Trainer\(|\bfrom trl import [^\n]*Trainer\b"),
     "compiles_server": said_as(r"launch_server\b[^\n]{0,800}--enable-torch-compile"),
     "data_is_on_host": said_as(r"--data_device[= ]['\"]?cpu"),
-    "splats": said_as(r"gaussian[-_ ]?splat\w*|splatfacto|\b3dgs\b|\b2dgs\b|\bgsplat\b|\bgaussians\b|\b3d gaussian"),
+    "splats": said_as(r"gaussian[-_ ]?splat\w*|splatfacto|\b3dgs\b|\b2dgs\b|\bgsplat\b|\bgaussians\b|\b3d gaussian"
+        r"|\bgaussian_model\b"),
     "gaussians_grow": said_as(
         r"(?:increas|grow)\w* (?:the )?number of (?:\w+ )?gaussian",
-        r"\bnumber of (?:\w+ )?gaussians? (?:\w+ ){0,4}(?:increas|grow)"
+        r"\bnumber of (?:\w+ )?gaussians? (?:\w+ ){0,4}(?:increas|grow)|\bin (?:densif\w+|cat_tensors_to_optimizer)\b"
     ),
     "of_graphs": said_as(
         r"\btorch_geometric\b|\w*graph_?sage\b|\bedge_index\b|\bPyG\b|\bdgl\b|\bgnns?\b|graph neural|图神经网络"

@@ -154,7 +154,8 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     Program(
         "sglang", "SGLang",
-        re.compile(r"\bsglang\b|mem[_-]fraction[_-]static|Received sigquit from a child process", re.I | re.A),
+        re.compile(r"\bsglang\b(?! generate)|mem[_-]fraction[_-]static|Received sigquit from a child process",
+                   re.I | re.A),
         (
             _stage("logits", r"(?:return|prompt|top)_logprob", Cause.LOGITS_OR_LOSS, 0.65),
             _stage("graphs", r"cuda_graph_runner|Capture cuda graph", Cause.MEMORY_FRACTION_LIMIT, 0.6,

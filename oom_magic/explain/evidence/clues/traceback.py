@@ -75,8 +75,8 @@ _PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "optimizer_step",
         _any(
-            r"torch[/\\.]optim[/\\.]", r"\boptim(?:izer)?s?\.step\(", r"exp_avg", r"_init_group",
-            r"momentum_buffer", r"_multi_tensor_\w+", r"_single_tensor_\w*adam",
+            r"torch[/\\.]optim[/\\.]", r"\boptim(?:izer)?s?\.step\(", r"(?<!stored_state\[.)exp_avg",
+            r"_init_group", r"momentum_buffer", r"_multi_tensor_\w+", r"_single_tensor_\w*adam",
             r"bitsandbytes[/\\]optim", r"apex[/\\]optimizers",
         ),
     ),

@@ -64,6 +64,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "checkpoint_kept": ("map_location_cpu",),
     "late_at_round_step": ("rarer_work",),
     "told_between_epochs": ("rarer_work",),
+    "told_trains_whole": ("zero_offload", "fsdp_any"),
     "optimizer_set_up": ("zero_offload", "fsdp_any", "lora"),
     "one_device_holds_more": ("own_device",),
     "one_device_gathers": ("own_device",),

@@ -121,7 +121,7 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
         "by_a_program": diagnosis.program and (diagnosis.program != "pictures" or "diffuses" in told),
         "of_pytorch": is_of_pytorch(diagnosis) and not {"in_another_language", "uses_mlx"} & told,
         "has_batch_of_one": "shape_of_one" in evidence,
-        "diffuses": diagnosis.program in ("diffusers", "diffusion", "webui", "comfyui"),
+        "diffuses": diagnosis.program in ("diffusers", "webui", "comfyui"),
         "of_tokens": names_tokens(diagnosis),
         "has_ranks": has_ranks(diagnosis),
         "has_one_memory": diagnosis.has_one_memory,
