@@ -1,7 +1,7 @@
 """Notebooks of models that others lack: translation with arguments inside the trainer, GradScaler and convolutions, two
 encoders, a recurrent model that fits itself, a leak into a dictionary of lists, outputs whose backward comes later, a text
-in pieces with its state, a teacher in a function of the step, a generator with its critic, large embeddings, and a
-search for a batch size."""
+in pieces with its state, a teacher in a function of the step, a generator with its critic, large embeddings, a
+search for a batch size, and large crops."""
 
 from __future__ import annotations
 
@@ -351,4 +351,60 @@ for i in range(10):
     FILLED,
     STEP,
     {"smaller_batch": after("B")},
+)
+
+NOTEBOOKS["large crops"] = too_large_a_batch(
+    (
+        HEAD
+        + """
+import random
+from torch.utils.data import Dataset, DataLoader
+
+def double(a, b):
+    return nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU(inplace=True),
+                         nn.Conv2d(b, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU(inplace=True))
+
+class UNet(nn.Module):
+    def __init__(self, widths=(32, 64, 128, 256)):
+        super().__init__()
+        pairs = list(zip(widths, widths[1:]))
+        self.first, self.last = double(3, widths[0]), nn.Conv2d(widths[0], 19, 1)
+        self.down = nn.ModuleList(double(a, b) for a, b in pairs)
+        self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, stride=2) for a, b in pairs)
+        self.join = nn.ModuleList(double(2 * a, a) for a, _ in pairs)
+    def forward(self, x):
+        skips = [self.first(x)]
+        for block in self.down:
+            skips.append(block(F.max_pool2d(skips[-1], 2)))
+        x = skips.pop()
+        for up, block in zip(reversed(self.up), reversed(self.join)):
+            x = block(torch.cat([up(x), skips.pop()], 1))
+        return self.last(x)
+
+class Crops(Dataset):
+    def __len__(self): return 24
+    def __getitem__(self, i):
+        y, x = random.randint(0, 256), random.randint(0, 512)
+        return torch.rand(3, 640, 1024)[:, y:y + 384, x:x + 384], torch.randint(0, 19, (640, 1024))[y:y + 384, x:x + 384]
+""",
+        """
+model = UNet().cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+loader = DataLoader(Crops(), batch_size={B}, shuffle=True, drop_last=True)
+""",
+        """
+def dice(logits, target):
+    p, t = logits.softmax(1), F.one_hot(target, 19).permute(0, 3, 1, 2).float()
+    return 1 - (2 * (p * t).sum((0, 2, 3)) / (p.sum((0, 2, 3)) + t.sum((0, 2, 3)) + 1e-6)).mean()
+
+for images, labels in loader:
+    images, labels = images.cuda(), labels.cuda()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels, ignore_index=255) + dice(logits, labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+    ),
+    {"B": 12},
 )
