@@ -12,6 +12,7 @@ from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.rehearsal import Variation
 from oom_magic.notebook.cells.cell_code import CellCode
 from oom_magic.predict.caught_failures import goes_on
+from oom_magic.predict.session import DrySession
 
 MIB = 2**20
 
@@ -88,9 +89,14 @@ def test_a_rehearsal_goes_on_with_what_was_found_on_the_card() -> None:
     assert peak == of_that < rehearsal.run(Variation(sizes={"batch": 16384})).peak_allocated_bytes
 
 
-def test_where_nothing_fits_the_last_try_is_rehearsed() -> None:
+def test_where_nothing_fits_the_last_try_is_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many there are is found once: with a change, the search is followed once."""
+    sessions: list[DrySession] = []
+    run = DrySession.run
+    monkeypatch.setattr(DrySession, "run", lambda one, *given: [sessions.append(one), run(one, *given)][1])
     rehearsal, peak = rehearsed(40 * MIB, SEARCH.replace("65536", "4").replace("step(2 * batch)", "step(batch)"))
-    assert rehearsal.sizes["batch"] == 1 and peak > 40 * MIB
+    assert rehearsal.sizes["batch"] == 1 and peak > 40 * MIB and len(sessions) == 2
+    assert rehearsal.run(Variation()).peak_allocated_bytes == peak and len(sessions) == 3
 
 
 def test_a_loop_that_catches_it_in_the_cell_itself() -> None:

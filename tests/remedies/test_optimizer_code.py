@@ -125,3 +125,13 @@ def test_what_has_sparse_gradients_is_not_trained_on_the_host() -> None:
         change.prepare(table)
         optimizer.step()
     assert type(optimizer) is torch.optim.SparseAdam
+
+
+def test_the_place_of_code_for_a_model_that_a_function_makes_is_told_once() -> None:
+    tree = ast.parse("def train():\n    net = make()\n    fit(net)\ntrain()")
+    seen_inside = {"model": "net", "made": "net", "function": "train"}
+    code = CodeWriter(tree, {}, []).beside("half_weights", {"dtype": "bf16"}, seen_inside)
+    assert code is not None and code.splitlines()[:2] == [
+        "# in train, after the line that makes net:",
+        "net = net.to(torch.bfloat16)   # before the optimizer is created",
+    ]

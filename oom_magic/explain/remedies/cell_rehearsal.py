@@ -132,6 +132,7 @@ class CellRehearsal:
         self.accumulation, self.steps_differ, self.calls_followed = 1, False, 0
         self.samples_compared, self.kept_by_turns, self._evaluates_between = 0, (0, 0), False
         self._most_seconds = math.inf
+        self._most_failures: int | None = None  # of tries before the last, where none of the run as it is fits
 
     def begin(self, changes: Sequence[Change], enough_bytes: int, is_brief: bool = False) -> MemoryReport:
         """Execute the unchanged cell on a pretend card; all variations are followed equally far."""
@@ -463,7 +464,7 @@ class CellRehearsal:
 
         written = self._written(changes)
         made = [change for change in changes if change not in written]
-        leaves, most_failures = self._leaves, None
+        leaves, most_failures = self._leaves, None if overridden else self._most_failures
         absent = self._absent if dropped is None else self._absent | dropped.objects
         namespaces = [self._names, *(names.namespace for names in self._decided or ())]
         while True:
@@ -478,6 +479,7 @@ class CellRehearsal:
                 if not session.num_caught:
                     raise
                 most_failures = session.num_caught - 1  # nothing that it tries fits: the last try is followed
+                self._most_failures = self._most_failures if overridden else most_failures
             else:
                 self._training = session.training
                 return marked(report, session.training, self._largest), session.training

@@ -369,7 +369,16 @@ def _handler_for_card(compose: Callable[..., Any]) -> Handler:
     return handle
 
 
+def _draw_in_place(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Numbers of a normal distribution take what those of a uniform one do (cuda/DistributionTemplates.h): nothing. The
+    shape of the one is inferred in Python (torch/_refs, ``normal_``), in ten times as long."""
+    if not args[0].is_meta:
+        return gpu.run(func, args, kwargs)
+    return gpu.run(aten.uniform_.default, args[:1], {})
+
+
 HANDLERS: dict[OpOverload, Handler] = existing({
+    "normal_": _draw_in_place,
     "multinomial": _handler(_multinomial),
     "masked_scatter_backward": _handler(_masked_scatter_backward),
     "affine_grid_generator": _handler(_affine_grid),

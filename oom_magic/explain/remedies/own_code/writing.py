@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.live.called import called_in, methods_given
 from oom_magic.explain.live.mending import mended
-from oom_magic.explain.remedies.code import IN_A_LOOP, bound_in, code_for, lacks_names, placed_after, rebinds_model
+from oom_magic.explain.remedies.code import (
+    IN_A_LOOP,
+    bound_in,
+    code_for,
+    is_placed,
+    lacks_names,
+    placed_after,
+    rebinds_model,
+)
 from oom_magic.explain.remedies.own_code.accumulation import (
     ACCUMULATED_BATCHES,
     TRAINER_LIMITS,
@@ -142,7 +150,7 @@ class CodeWriter:
         if not rebinds_model(key) or not (is_made_here or more):
             return None
         code = "\n".join(filter(None, (code_for(key, "plain", {**names, **values})[0], more)))
-        return placed_after(root, code) if is_made_here else code
+        return placed_after(root, code) if is_made_here and not is_placed(code) else code
 
     def placed(self, key: str, values: Mapping[str, Any]) -> str:
         """The statements that spread the model over processes, of the cell or a function that it runs, changed."""
