@@ -28,6 +28,23 @@ def collects_and_joins():
     return torch.cat(kept).softmax(-1)
 
 
+def collects_at_once():
+    model = network().eval()
+    with torch.no_grad():
+        return torch.cat([model(torch.zeros(2048, 1024, device="cuda")).relu() for _ in range(40)])
+
+
+def averages_losses_of_parts():
+    model = network()
+    loss = sum([model(torch.zeros(2048, 1024, device="cuda")).mean() for _ in range(40)])
+    loss.backward()
+
+
+def collects_numbers():
+    model = network()
+    return [model(torch.zeros(16384, 1024, device="cuda")).mean().item() for _ in range(40)]
+
+
 def compares_what_it_joined():
     model, kept = network().eval(), []
     with torch.no_grad():

@@ -23,10 +23,13 @@ from tests.programs.growing_loops import (
     accumulates,
     adam,
     adds_blocks_to_its_argument,
+    averages_losses_of_parts,
     carries_a_state,
     carries_two,
     collects_and_joins,
+    collects_at_once,
     collects_losses_of_a_step,
+    collects_numbers,
     compares_all_states,
     compares_what_it_joined,
     draws_from_a_queue,
@@ -178,6 +181,25 @@ def test_what_grows_in_the_loop_is_named_with_its_line(function, key, name, fixe
     assert evidence.values["place"].startswith("growing_loops.py:")
     assert f"{fixed}\n# instead of " in as_since_3_11(diagnosis.growth.lines["pairs"])
     assert diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
+
+
+@pytest.mark.parametrize(
+    ("function", "fixed"),
+    [
+        (collects_at_once, ".relu().cpu() for _ in range(40)])"),
+        (averages_losses_of_parts, None),
+        (collects_numbers, None),
+    ],
+)
+def test_what_a_comprehension_collects_is_to_be_rehearsed_in_ram(function, fixed):
+    session = DrySession("RTX 3060", memory=600 * MIB + session_context(), stop_after_steps=None, has_bar=False)
+    session.run(function)
+    diagnosis = Explainer(lang="en", locate=FakeGPUMemory(session).storage).diagnose(session.exception)
+    growth = diagnosis.growth
+    assert (growth is not None and growth.remedy == "keep_on_host") is (fixed is not None)
+    if fixed is not None:
+        assert growth.num_tensors == 0 and growth.fixed.endswith(fixed)
+        assert diagnosis.cause is not Cause.LEAK_OR_RETAINED_REFERENCE  # before it is rehearsed
 
 
 def test_what_each_turn_reads_again_is_no_leak_as_in_generation():

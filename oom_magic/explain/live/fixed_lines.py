@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from oom_magic.explain.live.called import object_of
 from oom_magic.explain.remedies.own_code.loops import copied
 
+_LEAVING = ("cpu", "item", "tolist", "numpy", "to")  # methods after which a tensor is not on the device, or may not be
+
 if TYPE_CHECKING:
     from oom_magic.measure.holders.inventory import HolderSize
 
@@ -50,6 +52,30 @@ def joined_on_host(statement: ast.Assign, has_graph: bool) -> str:
     for at, part in enumerate(parts):
         parts[at] = ast.parse(f"{ast.unparse(part)}.{ending}", mode="eval").body
     return ast.unparse(new) if parts else ""
+
+
+def collected_on_host(statement: ast.stmt, names: Mapping[str, Any]) -> str:
+    """The statement with what its comprehensions collect of a module's calls on the host; "" where there is none."""
+    new = copied(statement)
+    found = [node for node in ast.walk(new) if isinstance(node, (ast.ListComp, ast.GeneratorExp))]
+    kept = [one for one in found if _is_of_module(one.elt, names)]
+    for one in kept:
+        one.elt = ast.parse(f"{ast.unparse(one.elt)}.cpu()", mode="eval").body
+    return ast.unparse(new) if kept and not isinstance(statement, (ast.For, ast.While, ast.With)) else ""
+
+
+def _is_of_module(node: ast.expr, names: Mapping[str, Any]) -> bool:
+    """Whether it is the result of a module's call, a part of it, or what a method that leaves it where it is makes."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Call() | ast.Subscript() | ast.Attribute() as owner, attr=attr)) if (
+            _is_of_module(owner, names)
+        ):
+            return attr not in _LEAVING
+        case ast.Call(func=called):
+            return isinstance(object_of(called, names), sys.modules["torch"].nn.Module)
+        case ast.Attribute(value=owner) | ast.Subscript(value=owner):
+            return _is_of_module(owner, names)
+    return False
 
 
 def newest_of(growth_code: str, name: str, rows: int) -> str:

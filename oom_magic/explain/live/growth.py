@@ -13,6 +13,7 @@ from oom_magic.explain.live.backward_in_turns import InTurns, in_turns
 from oom_magic.explain.live.called import NOTHING, called_in, object_of, parsed
 from oom_magic.explain.live.fixed_lines import (
     added_by,
+    collected_on_host,
     cut_off,
     fixed_line,
     is_tensor,
@@ -137,7 +138,7 @@ def find_growing_containers(
         least = _NOTEWORTHY_SHARE * (failure.pytorch_bytes or 0)
         largest = next((one for one in found if one.num_bytes > least or one.is_larger_queue), None)
         if largest is None:
-            return _in_comprehension(error, names or {})
+            return _in_comprehension(error, names or {}) or _by_comprehension(error, names or {})
         return replace(largest, beside=_beside(largest, found))
     except Exception:  # the user's objects may raise anything when they are read
         return None
@@ -258,6 +259,30 @@ def _in_comprehension(error: BaseException, names: Mapping[str, Any]) -> Growth 
             line = source_line(file, trace.tb_lineno)
             place = f"{line.file.rpartition('/')[2]}:{line.line}"
             return _by_turns(Growth(turns.of_comprehension, line.text, place, 0, 0, True), turns)
+    return None
+
+
+def _by_comprehension(error: BaseException, names: Mapping[str, Any]) -> Growth | None:
+    """What a comprehension on the line that failed collects of a module's calls, if no backward begins from it.
+
+    Its number and size are not known: a rehearsal with the results in RAM shows whether they fill the card.
+    """
+    from oom_magic.explain.live.frames import deepest_frames, names_of  # these load torch
+    from oom_magic.measure.history.frames import source_line
+
+    frames = deepest_frames(error)
+    for at, (frame, trace) in enumerate(frames):
+        file = frame.f_code.co_filename
+        is_inside = frame.f_code.co_name in ("<listcomp>", "<genexpr>")  # which sees its own names alone
+        path = [] if is_inside or not is_users_file(file) else path_to(file, frame.f_globals, trace.tb_lineno)
+        for statement in [block[place] for block, place in path[-1:]]:
+            fixed = collected_on_host(statement, {**names, **names_of(frame)})
+            targets = [ast.unparse(one) for one in getattr(statement, "targets", ())]
+            if fixed and not is_walked_back_later(targets, trace.tb_lineno, frames[at:]):
+                line = source_line(file, statement.lineno)
+                place_of_line = f"{line.file.rpartition('/')[2]}:{line.line}"
+                code = ast.unparse(statement)
+                return Growth(code, code, place_of_line, 0, 0, False, fixed=fixed, remedy="keep_on_host")
     return None
 
 

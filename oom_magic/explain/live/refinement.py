@@ -93,7 +93,7 @@ def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failu
     of parts of a step are no leak, but make the step as large as all parts together.
     """
     held_bytes = 0 if failure is None or failure.pytorch_bytes is None else failure.pytorch_bytes
-    if growth is None or not held_bytes:
+    if growth is None or not held_bytes or not (growth.num_tensors or growth.is_of_one_step):
         return judgement
     ways = (
         ("comprehension_sums_a_step", growth.is_of_one_step and not growth.num_bytes),
@@ -203,7 +203,8 @@ def _settled_by(report: MemoryReport, diagnosis: Diagnosis, *found: Evidence) ->
 def refine_with_remedy(diagnosis: Diagnosis, remedy: Remedy) -> Diagnosis:
     """The diagnosis, its cause settled by what a rehearsed remedy that fits has shown, if nothing surer did.
 
-    Memory that earlier cells hold needlessly is the cause if it is a good part of what PyTorch held. For an open
+    Memory that earlier cells hold needlessly is the cause if it is a good part of what PyTorch held, and so is what a
+    comprehension collects. For an open
     diagnosis it is fragmentation, if the same run fits with expandable segments.
     """
     failure = diagnosis.main_failure
@@ -217,12 +218,22 @@ def refine_with_remedy(diagnosis: Diagnosis, remedy: Remedy) -> Diagnosis:
             return diagnosis
         found = Evidence("held_for_nothing", remedy.values)
         cause = Cause.LEAK_OR_RETAINED_REFERENCE
+    elif _is_by_comprehension(diagnosis.growth, remedy, failure):
+        values = {"growing_code": remedy.values["line"], "saving_bytes": remedy.saving_bytes or 0}
+        found = Evidence("collected_in_rehearsal", values)
+        cause = Cause.LEAK_OR_RETAINED_REFERENCE
     elif remedy.key == "expandable_segments" and diagnosis.cause is Cause.UNKNOWN:
         found = Evidence("pieces_in_rehearsal", {"saving_bytes": remedy.saving_bytes or 0})
         cause = Cause.FRAGMENTATION
     else:
         return diagnosis
     return replace(diagnosis, cause=cause, evidence=(found, *evidence), confidence=Confidence.LIKELY)
+
+
+def _is_by_comprehension(growth: Growth | None, remedy: Remedy, failure: Failure) -> bool:
+    """Whether it is a remedy for what a comprehension collects, which is a good part of what PyTorch held."""
+    is_of_it = growth is not None and not growth.num_tensors and remedy.values.get("line") == growth.lines["line"]
+    return is_of_it and (remedy.saving_bytes or 0) >= LEAST_SHARE * (failure.pytorch_bytes or 0)
 
 
 def refine_with_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Diagnosis:

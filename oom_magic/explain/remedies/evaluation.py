@@ -248,7 +248,7 @@ class RemedyEvaluator:
                 for remedy in evaluate(candidate):
                     found.append((candidate, remedy))
                     yield self._after_release(remedy)
-                is_mended = has_leak and found and mends_growth(candidate)
+                is_mended = found and mends_growth(candidate) and not self._situation.has_one_step
                 if is_mended and (found[-1][1].verdict == "safe" or found[-1][1].fits is None):
                     return  # all others only delay the moment when a leak fills the card
             if not any(remedy.verdict == "safe" for _, remedy in found):

@@ -115,8 +115,13 @@ class Situation:
 
     @property
     def is_leaking(self) -> bool:
-        """Whether what grew would fill any card in the end: not what one step collects."""
-        return self.growth is not None and not self.growth.is_of_one_step
+        """Whether what grew would fill any card in the end: not what one step collects, or a comprehension may."""
+        return self.growth is not None and self.growth.num_tensors > 0 and not self.growth.is_of_one_step
+
+    @property
+    def has_one_step(self) -> bool:
+        """Whether what grew is of one step, which other changes make smaller, too."""
+        return self.growth is not None and self.growth.is_of_one_step
 
     def is_filled_by_held(self, needed_bytes: int) -> bool:
         """Whether a run with this need fits only without what failed cells held."""

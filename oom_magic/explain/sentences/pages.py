@@ -327,6 +327,10 @@ PAGE_CATALOGUE: Sentences = {
     "held_for_nothing": (
         "{names} held {freed_bytes} from earlier cells, of no use to the failed one: without it, the cell fits."
     ),
+    "collected_in_rehearsal": (
+        "The results of all turns were collected on the GPU. Rehearsed with them in RAM, {growing_code}, the same cell"
+        " needs {saving_bytes} less and fits."
+    ),
     "pieces_in_rehearsal": (
         "Rehearsed with expandable segments, the same cell needs {saving_bytes} less and fits: the cache is fragmented."
     ),

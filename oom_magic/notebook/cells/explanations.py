@@ -138,7 +138,7 @@ def counted(tree: ast.Module, names: Mapping[str, Any], start: StartingPoint | N
 
 def _as_it_was(growth: Growth, names: Mapping[str, Any], start: StartingPoint | None) -> str:
     """The statement that takes what grew back to what it was when the cell began; "" where no earlier cell made it."""
-    if start is None:
+    if start is None or not growth.num_tensors:
         return ""
     node = ast.parse(growth.name, mode="eval").body
     grown = object_of(node, names)

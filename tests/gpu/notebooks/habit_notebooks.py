@@ -180,3 +180,47 @@ texts = [f"document {i}" for i in range(1024)]
     names("combination"),
     {"combination": lambda before, remedy: {"B": remedy["after"], "NG": "torch.set_grad_enabled(False); "}},
 )
+
+ENCODER = (
+    SMALL
+    + """
+model = GPT2LMHeadModel(config).cuda().eval()
+batches = torch.randint(0, 8192, (60, 32, 512))
+"""
+)
+
+NOTEBOOKS["states collected and joined"] = Notebook(
+    (
+        ENCODER,
+        """
+hidden = []
+with torch.no_grad():
+    for ids in batches:
+        hidden.append(model.transformer(ids.cuda()).last_hidden_state{CPU})
+hidden = torch.cat(hidden)
+print(hidden.mean().item())
+""",
+    ),
+    {"CPU": ""},
+    names("leak_or_retained_reference"),
+    names("keep_on_host"),
+    {"keep_on_host": put(CPU=".cpu()")},
+)
+
+NOTEBOOKS["states joined by a comprehension"] = Notebook(
+    (
+        ENCODER,
+        """
+@torch.no_grad()
+def encode(batches):
+    return torch.cat([model.transformer(ids.cuda()).last_hidden_state{CPU} for ids in batches])
+
+hidden = encode(batches)
+print(hidden.mean().item())
+""",
+    ),
+    {"CPU": ""},
+    names("leak_or_retained_reference"),
+    names("keep_on_host"),
+    {"keep_on_host": put(CPU=".cpu()")},
+)
