@@ -535,6 +535,7 @@ def test_what_the_failed_cell_made_is_released_and_what_reads_it_belongs_into_th
     """Where the cell is run again it makes them anew, beside the older ones if these are still bound."""
     remedy = Remedy("sgd", 1, "same", {}, needed_bytes=GIB, code=code)
     monkeypatch.setattr(RemedyEvaluator, "remedies", lambda _: iter((remedy,)))
+    monkeypatch.setattr(RemedyEvaluator, "bought", lambda _: iter(()))
     diagnosis = explain("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 16.00 GiB.")
     *_, last = advise(diagnosis, Run(), GPU, memory=need(1), names_left=lambda: left)
     assert [one.code for one in last.remedies] == [shown]
