@@ -513,6 +513,16 @@ def test_what_is_mentioned_is_not_taken_for_what_failed(text, said, not_said):
             "optimizer state does not fit",
         ),
         (
+            "I run qwen-vl-72b on 4 A100 40G: OOM in torch.compile but success with eager mode.",
+            "memory",
+            "weights do not fit|divided among",
+        ),
+        (
+            "docker run -p 2700:2700 model:latest: it starts but then stops with `Killed` message, out of memory.",
+            "RAM",
+            "limit of the container",
+        ),
+        (
             "ComfyUI prints Loading checkpoint shards, and then: torch.OutOfMemoryError: CUDA out of memory",
             "no room for the model's weights when they were loaded",
             "weights do not fit on",

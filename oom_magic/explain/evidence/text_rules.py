@@ -345,6 +345,8 @@ def _differences(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     else:
         if without and not is_of_host and _SETTLED_SO.search(without):
             yield Support(Cause.ACTIVATIONS, 0.5, Evidence("told_runs_without"))
+        if without and "loads" not in told:
+            yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they fitted
     if "higher_limit_helps" in told:
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.6, Evidence("told_higher_limit"))
         yield Support(Cause.ACTIVATIONS, -0.5)

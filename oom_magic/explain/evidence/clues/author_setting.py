@@ -73,6 +73,10 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "offloads_parts": said_as(r"enable_model_cpu_offload\("),
     "moves_before_offload": said_as(r"\.to\( ?['\"]cuda(?::0)?['\"] ?\)[\s\S]{0,400}?\benable_\w+_cpu_offload\("),
     "keeps_in_ram": said_as(r"\blow_?vram\W{1,4}true|--(?:low|med|no)vram\b"),
+    "has_limit": said_as(  # of a container, or what shows one
+        r"--memory[= ]\W{0,2}\d|(?<![\w-])-m[= ]\d+[gmk]?b?\b|\bmem(?:ory)?[-_ ]?limit\w*|\blimits:\s|cgroup"
+        r"|oom-?killed|\b137\b|\blimited to \d|限制",
+    ),
     "in_pod": said_as(r"\bpods?\b|kubernetes|\bk[38]s\b|kubelet"),
     "in_container": said_as(
         r"docker|container|memory cgroup|\bpods?\b|kubernetes|\bk[38]s\b|shm[-_]size|singularity|apptainer|podman",

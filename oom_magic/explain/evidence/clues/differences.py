@@ -143,6 +143,8 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"\b(?:fine(?![- ]?tun)|ok|normal|works?)\b",
         rf"\b(?:works?|runs?)\b{_UNDENIED}{{0,30}}\b(?:without|(?:when|if|after) (?:i |we )?(?:disabl|remov|turn)\w*)\b"
         r"[^.\n]{0,60}",
+        r"\booms?\b (?:in|with|when|under|using)\b(?:[^.\n]|\.(?=\w)){1,40}?\bbut"
+        r" (?:success\w*|works?|runs?|is (?:fine|ok)) (?:fine |well )?(?:in|with|without|using)\b[^.\n]{0,40}",
         r"(?:去掉|关闭|关掉|不用|禁用|注释掉?)[^\n，。]{0,20}(?:就?(?:可以|正常|好了|没问题))",
     ),
     "broke_by_update": said_as(

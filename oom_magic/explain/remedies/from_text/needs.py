@@ -112,7 +112,7 @@ NEEDS: Mapping[str, Needs] = {
     "keep_less": _row(absent="has_one_memory in_another_language", instead="drop_each"),
     "more_ram": _row(absent="hosted in_container"),
     "scheduler_memory": _row(absent="tried_limit"),
-    "pod_memory": _row(absent="tried_limit"),
+    "pod_memory": _row("has_limit in_pod", absent="tried_limit"),
     "merge_on_host": _row("merges"),
     "state_on_host": _row("has_ranks many_ranks shards", code="fsdp"),
     "swap": _row(absent="tried_ram"),
