@@ -184,7 +184,7 @@ def _rehearsed(diagnosis: Diagnosis, evaluator: RemedyEvaluator, situation: Situ
     diagnosis = without_held(diagnosis, evaluator.baseline, evaluator.needed_bytes - situation.usable_bytes)
     if not evaluator.is_in_pieces:
         diagnosis = without_fragmentation(diagnosis, evaluator.baseline)
-    diagnosis = without_activations(diagnosis, evaluator.baseline)
+    diagnosis = without_activations(diagnosis, evaluator.baseline, situation.usable_bytes)
     if evaluator.steps_differ:
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, Evidence("steps_differ", steps)))
     if evaluator.samples_compared:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,12 @@ from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judge
 from oom_magic.explain.explainer import Explainer, explain
 from oom_magic.explain.live.growth import Growth
 from oom_magic.explain.live.holders import Holder
-from oom_magic.explain.live.refinement import refine_with_call, refine_with_loop, refine_with_remedy
+from oom_magic.explain.live.refinement import (
+    refine_with_call,
+    refine_with_loop,
+    refine_with_remedy,
+    without_activations,
+)
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.remedies.remedy import Remedy
 from oom_magic.measure.device.cards import Card
@@ -353,3 +360,27 @@ def test_an_older_model_is_the_cause_also_where_its_release_only_fits_together_w
     assert found.cause is Cause.LEAK_OR_RETAINED_REFERENCE and found.evidence[0].key == "held_for_nothing"
     small = Remedy("combination", 31, "combination", {**values, "freed_bytes": 2**20}, fits=True)
     assert refine_with_remedy(diagnosis, small) is diagnosis
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "batch", "gib", "cause"),
+    [
+        (torch.optim.Adam, 4096, 64, 0.4, Cause.OPTIMIZER_STATE),
+        (torch.optim.SGD, 4096, 64, 0.2, Cause.WEIGHTS_TOO_BIG),  # which with its gradients does not fit
+        (torch.optim.Adam, 1024, 2**14, 0.4, Cause.ACTIVATIONS),
+        (torch.optim.Adam, 4096, 2**14, 0.9, Cause.OPTIMIZER_STATE),  # which alone with the weights does not fit
+    ],
+)
+def test_a_step_that_is_little_beside_the_rest_is_not_the_cause(kind, width, batch, gib, cause) -> None:
+    def train() -> None:
+        net = nn.Sequential(*(nn.Linear(width, width) for _ in range(4))).cuda()
+        optimizer = kind(net.parameters(), lr=0.1)
+        for _ in range(2):
+            net(torch.ones(batch, width, device="cuda")).sum().backward()
+            optimizer.step()
+
+    session = DrySession("RTX 3060", is_limited=False)
+    session.run(train)
+    diagnosis = replace(explain("CUDA out of memory"), cause=Cause.ACTIVATIONS, confidence=Confidence.LIKELY)
+    assert session.report is not None
+    assert without_activations(diagnosis, session.report, int(gib * GIB)).cause == cause

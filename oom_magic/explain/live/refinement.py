@@ -71,8 +71,6 @@ def _by_category(judgement: Judgement, report: MemoryReport) -> Judgement:
     if 2 * grown[cause] < allocated - parts[_WEIGHTS] or not grown[cause]:
         return judgement
     largest = max((name for name in _GROWN if _GROWN[name] is cause), key=lambda name: parts[name])
-    if largest == "gradient" and not parts["optimizer_state"] and report.out_of_memory is None:
-        cause = Cause.WEIGHTS_TOO_BIG  # beside which the optimizer keeps nothing
     return _filled(judgement, cause, largest, parts[largest], allocated)
 
 
@@ -166,14 +164,38 @@ def without_fragmentation(diagnosis: Diagnosis, report: MemoryReport) -> Diagnos
     return _settled_by(report, diagnosis, Evidence("pieces_are_not_it"))
 
 
-def without_activations(diagnosis: Diagnosis, report: MemoryReport) -> Diagnosis:
-    """The diagnosis of a run at whose rehearsed peak little is of one step: the cause is what fills the card."""
+def without_activations(diagnosis: Diagnosis, report: MemoryReport, usable_bytes: int) -> Diagnosis:
+    """The diagnosis of a run at whose rehearsed peak little is of one step, or the rest alone is more than PyTorch can
+    have: the cause is what fills the card."""
     parts = report.breakdown
     passing = sum(parts[name] for name in _OF_ONE_STEP)
+    rest = parts.total_bytes - passing
+    is_it = passing >= LEAST_SHARE * parts.total_bytes and _most_kept_bytes(report) <= usable_bytes
+    trained = {name: parts[name] for name in (_WEIGHTS, "gradient", "optimizer_state")}
+    is_trained = 2 * sum(trained.values()) >= rest
     is_certain = diagnosis.confidence is Confidence.CERTAIN
-    if diagnosis.cause is not Cause.ACTIVATIONS or is_certain or passing >= LEAST_SHARE * parts.total_bytes:
+    if diagnosis.cause is not Cause.ACTIVATIONS or is_certain or is_it or not is_trained:
         return diagnosis
-    return _settled_by(report, diagnosis)
+    is_state = bool(trained["optimizer_state"]) and 2 * trained[_WEIGHTS] <= sum(trained.values())
+    cause = Cause.OPTIMIZER_STATE if is_state else Cause.WEIGHTS_TOO_BIG
+    category = "optimizer_state" if is_state else "gradient" if trained["gradient"] else _WEIGHTS
+    values: dict[str, int | str] = {
+        "category_key": f"category_{category}",
+        "category_bytes": trained[category],
+        "allocated_bytes": parts.total_bytes,
+    }
+    evidence = (*diagnosis.evidence, Evidence("category_fills_rehearsed", values))
+    return replace(diagnosis, cause=cause, evidence=evidence, confidence=Confidence.LIKELY)
+
+
+def _most_kept_bytes(report: MemoryReport) -> int:
+    """The most bytes at once that are not of one step."""
+    import numpy as np  # imported here, since explaining a text does not need it
+
+    timeline = report.timeline
+    kept = np.where(np.isin(timeline.category, _PASSING), 0, timeline.requested_bytes)
+    order = timeline.order
+    return int(np.cumsum(np.where(order >= 0, kept[order], -kept[~order])).max(initial=0))
 
 
 def without_held(diagnosis: Diagnosis, report: MemoryReport, lacking_bytes: int) -> Diagnosis:
@@ -189,9 +211,9 @@ def without_held(diagnosis: Diagnosis, report: MemoryReport, lacking_bytes: int)
     return _settled_by(report, diagnosis, Evidence("held_is_not_it"))
 
 
-def _settled_by(report: MemoryReport, diagnosis: Diagnosis, *found: Evidence) -> Diagnosis:
+def _settled_by(report: MemoryReport, diagnosis: Diagnosis, found: Evidence) -> Diagnosis:
     """The diagnosis, its cause what fills the card in this run, as ``found`` says that it is not the one named."""
-    evidence = (*diagnosis.evidence, *found)
+    evidence = (*diagnosis.evidence, found)
     judgement = _by_category(Judgement(Cause.UNKNOWN, evidence, Confidence.OPEN), report)
     if judgement.cause is Cause.UNKNOWN:
         return diagnosis

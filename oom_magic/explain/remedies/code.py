@@ -224,6 +224,7 @@ TrainingArguments(..., {switch}=True,
     "foreach": 'TrainingArguments(..., optim="adamw_torch_fused")',
     "optimizer_8bit": 'TrainingArguments(..., optim="adamw_bnb_8bit")',
     "offload_optimizer": """\
+# pip install deepspeed
 # ds.json:
 # {{"zero_optimization": {{"stage": 2,
 #     "offload_optimizer": {{"device": "cpu"}}}},
