@@ -108,13 +108,16 @@ def test_a_model_is_called_with_some_rows(cell: str, shown: str) -> None:
     assert as_since_3_11(in_rows(call, seen, (), 16, 4)) == shown
 
 
-def test_a_search_that_does_not_fit_is_advised_in_parts() -> None:
+@pytest.mark.parametrize(("corpus", "around"), [("corpus", ""), ("X_train", "with torch.no_grad():\n    ")])
+def test_a_search_that_does_not_fit_is_advised_in_parts(corpus: str, around: str) -> None:
     """No model is called there, so what sets the size is the number of rows."""
-    seen = {"torch": torch, "queries": torch.zeros(2**13, 64), "corpus": torch.zeros(2**14, 64)}
-    tree = ast.parse("scores = queries.cuda() @ corpus.cuda().T\nbest = scores.max(dim=1).indices")
+    seen = {"torch": torch, "queries": torch.zeros(2**13, 64), corpus: torch.zeros(2**14, 64)}
+    search = f"scores = queries.cuda() @ {corpus}.cuda().T; best = scores.max(dim=1).indices"
+    tree = ast.parse(f"{around}{search}")
     rehearsal = CellRehearsal(lambda code, known: exec(compile(code, "<cell>", "exec"), known), tree, seen)
     evaluator = RemedyEvaluator(rehearsal, Situation(300 * 2**20, find_gpu("RTX 3060"), total_bytes=400 * 2**20))
     first = ranked(list(evaluator.remedies()))[0]
     assert first.key == "smaller_evaluation" and first.fits
     head = f"parts = []\nfor queries_part in queries.split({first.values['after']}):\n"
-    assert first.code.startswith(head) and "# instead of scores" in first.code
+    instead = f"# instead of {(around or search).split(';')[0].splitlines()[0]}"
+    assert first.code.startswith(head) and instead in first.code and "del scores" in first.code

@@ -16,7 +16,8 @@ from oom_magic.predict.caught_failures import goes_on
 _MAGIC = "run_cell_magic"  # of IPython, in a cell's text as it was executed
 _LOSS = re.compile(r"loss|(?<![a-z])nll", re.IGNORECASE)
 EVALUATES = re.compile(r"eval|valid|test|predict|generate|no_grad|inference_mode", re.IGNORECASE)
-_SPEAKS_OF_TRAINING = re.compile(r"backward|grad\(|\.step\(|fit\(|train", re.IGNORECASE)
+# Not what is called after the training, such as train_loader or X_train.
+_SPEAKS_OF_TRAINING = re.compile(r"backward|(?<!no_)grad\(|\.step\(|fit\(|train\w*\(", re.IGNORECASE)
 _WALKS_BACK = re.compile(r"backward|autograd\.grad\(|\.step\(|fit\(|train\w*\(\w")
 # Of accelerate, Lightning and transformers: each tries batches until one fits.
 _SEARCHES = re.compile(
@@ -134,7 +135,7 @@ def handler_of_out_of_memory(tree: ast.Module, names: Mapping[str, Any]) -> str:
 
 
 def speaks_of_training(tree: ast.Module, names: Mapping[str, Any]) -> bool:
-    """Whether the cell, or a function of the user's that it runs, has a word of training."""
+    """Whether the cell, or a function of the user's that it runs, calls something that is named after training."""
     return any(_SPEAKS_OF_TRAINING.search(ast.unparse(code)) for code in _codes(tree, names))
 
 

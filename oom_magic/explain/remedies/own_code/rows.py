@@ -223,8 +223,11 @@ def _stretch(body: Sequence[ast.stmt], first: int) -> tuple[int, int]:
 
 
 def _results(block: Sequence[ast.stmt], behind: Sequence[ast.stmt]) -> list[str]:
-    """The names of the block that are read behind it, and those that its last statement binds."""
-    used = {name for one in behind for name in _read(one)} | set(_made_by(block[-1:]))
+    """The names of the block that are read behind it, and those that its last statement binds, under ``with`` too."""
+    last = block[-1]
+    while isinstance(last, ast.With):
+        last = last.body[-1]
+    used = {name for one in behind for name in _read(one)} | set(_made_by([last]))
     return [name for name in dict.fromkeys(node.id for node in _stored(block)) if name in used]
 
 
