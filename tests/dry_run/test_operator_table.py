@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
 
 import oom_magic as om
@@ -61,3 +65,34 @@ def test_autocast_has_its_rules_whenever_it_is_turned_on() -> None:
     finally:
         torch.set_autocast_enabled("cuda", False)
         torch.set_autocast_dtype("cuda", torch.float16)
+
+
+# The bytes are those of PyTorch 2.13.0's CUDA build.
+WITH_OUT: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], int]] = {
+    "sum": (lambda x, out: torch.sum(x, 0, out=out), 8389120),
+    "mean": (lambda x, out: torch.mean(x, 0, out=out), 8389120),
+    "prod": (lambda x, out: torch.prod(x, 0, out=out), 8389120),
+    "amax": (lambda x, out: torch.amax(x, 0, out=out), 8389120),
+    "randperm": (lambda x, out: torch.randperm(1 << 20, device="cuda", generator=torch.Generator("cuda")), 42236416),
+}
+
+
+@pytest.mark.parametrize("name", WITH_OUT)
+def test_variants_of_an_operator_take_what_it_takes(name: str) -> None:
+    """Those with ``out=`` under a name of their own (``sum.IntList_out``), or with a generator, took nothing."""
+    run, num_bytes = WITH_OUT[name]
+
+    def program() -> None:
+        tensors = torch.ones(1024, 1024, device="cuda"), torch.empty(1024, device="cuda")
+        torch.cuda.reset_peak_memory_stats()
+        made = run(*tensors)
+        assert torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated() == num_bytes
+        del made
+
+    om.dry_run(program)
+
+
+def test_gamma_variates_are_drawn_without_a_meta_kernel() -> None:
+    """PyTorch 2.11 has none."""
+    report = om.dry_run(lambda: torch.distributions.Beta(*[torch.ones(1024, device="cuda")] * 2).sample())
+    assert report.peak_allocated_bytes >= 2 * 4096

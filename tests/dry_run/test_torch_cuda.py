@@ -275,6 +275,25 @@ def test_what_is_made_on_the_host_like_a_tensor_of_the_gpu_takes_nothing_there(m
     om.dry_run(program)
 
 
+def test_data_are_made_on_the_default_device() -> None:
+    """Factories went there, data stayed on the host: two places for one model, and what they take was missing."""
+
+    def program() -> None:
+        torch.set_default_device("cuda")
+        try:
+            made = [torch.tensor([1.0]), torch.as_tensor(np.ones(3)), torch.asarray([1]), torch.zeros(3)]
+            assert all(one.is_cuda for one in made) and not torch.tensor([1.0], device="cpu").is_cuda
+        finally:
+            torch.set_default_device(None)
+        assert not torch.tensor([1.0]).is_cuda
+
+    om.dry_run(program)
+
+
+def test_a_model_that_was_shared_goes_to_the_gpu() -> None:
+    om.dry_run(lambda: torch.nn.Linear(1024, 1024).share_memory().cuda())
+
+
 if __name__ == "__main__":
     truth: dict[str, Any] = {"torch": torch.__version__, **statistics()}
     for claim in (of_sizes, by_name, as_default, pinned, pinned_activations):

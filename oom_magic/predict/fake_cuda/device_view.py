@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils import _device as device_context
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.host_arrays import HostArray
@@ -26,7 +27,7 @@ aten = torch.ops.aten
 
 
 class DeviceView(TorchFunctionMode):
-    """The mode. ``torch.set_default_device`` has one of its own above it, which names the device."""
+    """The mode. ``torch.set_default_device`` has one of its own, which comes after it."""
 
     def __init__(self, gpu: FakeGPU) -> None:
         super().__init__()
@@ -305,7 +306,7 @@ def _yes(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 def _from_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``torch.tensor`` and its like: built on the host, then moved, so that the values are known."""
-    device = kwargs.get("device")
+    device = device_context.CURRENT_DEVICE if kwargs.get("device") is None else kwargs["device"]
     source = args[0] if args else kwargs.get("data")
     if isinstance(source, torch.Tensor):
         device = device or view.location(source).device

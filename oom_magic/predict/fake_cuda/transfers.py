@@ -177,7 +177,12 @@ def storages_followed(gpu: FakeGPU) -> dict[str, Any]:
             gpu.resized(storage)
         return resized
 
-    return {"__new__": new, "clone": clone, "data_ptr": data_ptr, "resize_": resize_}
+    share = torch.UntypedStorage.share_memory_
+
+    def share_memory_(storage: torch.UntypedStorage) -> Any:
+        return storage if storage.device == META else share(storage)
+
+    return {"__new__": new, "clone": clone, "data_ptr": data_ptr, "resize_": resize_, "share_memory_": share_memory_}
 
 
 def _set(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

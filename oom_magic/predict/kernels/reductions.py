@@ -338,7 +338,9 @@ RULES: dict[OpOverload, Rule] = {
     aten.renorm.default: _renorm,
     aten.sort.default: _sort,
     aten.sort.stable: _sort,
-    aten.randperm.default: _permutation,
+    **dict.fromkeys(
+        (aten.randperm.default, aten.randperm.generator, aten.randperm.out, aten.randperm.generator_out), _permutation
+    ),
     aten.topk.default: _topk,
     aten.cumsum.default: _running,
     aten.cumprod.default: _running,

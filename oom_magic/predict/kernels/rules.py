@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.operator_table import Rule
@@ -38,12 +40,19 @@ def kernel_rules(gpu: GPU) -> dict[OpOverload, Rule]:
 
 def _into_given(rules: dict[OpOverload, Rule]) -> dict[OpOverload, Rule]:
     """The variants with ``out=``, and those that write into their first argument."""
-    found = {}
-    for operator, rule in rules.items():
-        packet, name = operator.overloadpacket, operator._overloadname
-        names = {"out", "values"} if name == "default" else {f"{name}_out"}
-        found.update({getattr(packet, one): rule for one in names & set(packet.overloads())})
-        if name == "default":
-            in_place = find_overload(f"{packet.__name__}_")
-            found.update({} if in_place is None else {in_place: rule})
-    return found
+    return {variant: rule for operator, rule in rules.items() for variant in _variants(operator)}
+
+
+@cache
+def _variants(operator: OpOverload) -> list[OpOverload]:
+    """Those that take the same arguments beside what they write their results into, and ``relu_`` of ``relu``."""
+    packet = operator.overloadpacket
+    found = [getattr(packet, name) for name in packet.overloads()]
+    found = [one for one in found if one is not operator and _taken(one) == _taken(operator)]
+    in_place = find_overload(f"{packet.__name__}_") if operator._overloadname == "default" else None
+    return found if in_place is None else [*found, in_place]
+
+
+def _taken(operator: OpOverload) -> list[tuple[str, str]]:
+    """The names and types of an operator's arguments, without those that it writes its results into."""
+    return [(one.name, str(one.type)) for one in operator._schema.arguments if not one.is_out]

@@ -23,6 +23,7 @@ aten = torch.ops.aten
 # (aten/src/ATen/native/Distributions.cpp); WeightNorm.cpp's backward, whose shapes PyTorch 2.6 lacks.
 _LIKE_ARGUMENTS = {
     aten._sample_dirichlet.default: (0,),
+    aten._standard_gamma.default: (0,),
     aten._standard_gamma_grad.default: (0,),
     aten._dirichlet_grad.default: (0,),
     aten.binomial.default: (0,),
