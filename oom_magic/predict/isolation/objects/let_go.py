@@ -12,7 +12,7 @@ from typing import Any
 from oom_magic.predict.isolation.snapshot import Snapshot
 
 # Allocations between two looks for what has changed: few at first, then so many that looks take a small part of a run.
-_FIRST_INTERVAL, _LEAST_INTERVAL, _ITEMS_PER_ALLOCATION = 32, 256, 24
+_FIRST_INTERVAL, _LEAST_INTERVAL, _ITEMS_PER_ALLOCATION = 32, 256, 8
 
 
 def _num_references(watched: list[Any]) -> int:
@@ -36,7 +36,7 @@ class ContainersLetGo:
         """Give back their contents to those that no object or name of the run has; called before each allocation."""
         self._left -= 1
         if self._left < 0:
-            self._left = self._interval = min(2 * self._interval, self._most)
+            self._left = self._interval = min(4 * self._interval, self._most)
             self._watch()
         for watched in self._watched:
             if _num_references(watched) < watched[1]:
