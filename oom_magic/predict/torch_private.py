@@ -78,7 +78,9 @@ EVERY_RUN: Names = {
         *_in("torch.ops.aten", "_scaled_dot_product_efficient_attention_backward"),
         *_in("torch.ops.aten", "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward"),
         *_in("torch.ops.aten", "_softmax _softmax_backward_data _sparse_coo_tensor_with_dims_and_tensors"),
-        *_in("torch.ops.aten", "_standard_gamma_grad _thnn_fused_gru_cell _thnn_fused_gru_cell_backward"),
+        *_in(
+            "torch.ops.aten", "_standard_gamma _standard_gamma_grad _thnn_fused_gru_cell _thnn_fused_gru_cell_backward"
+        ),
         *_in("torch.ops.aten", "_thnn_fused_lstm_cell _to_copy _to_dense _transformer_encoder_layer_fwd"),
         *_in("torch.ops.aten", "_unique2 _unsafe_view _upsample_bicubic2d_aa_backward"),
         *_in("torch.ops.aten", "_upsample_bilinear2d_aa_backward _upsample_nearest_exact1d_backward"),

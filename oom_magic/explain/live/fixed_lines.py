@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from oom_magic.explain.live.called import object_of
 from oom_magic.explain.remedies.own_code.loops import copied
 
-_LEAVING = ("cpu", "item", "tolist", "numpy", "to")  # methods after which a tensor is not on the device, or may not be
-
 if TYPE_CHECKING:
     from oom_magic.measure.holders.inventory import HolderSize
+
+_LEAVING = ("cpu", "item", "tolist", "numpy", "to")  # methods after which a tensor is not on the device, or may not be
 
 
 def cut_off(statement: ast.stmt, name: str, value: Any) -> str:
