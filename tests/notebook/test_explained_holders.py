@@ -68,7 +68,7 @@ def test_lists_that_are_compared_later_go_to_the_host_together(shell):
     fixed = [
         f"{name}.append(torch.zeros(2**{size}, device='cuda').cpu())" for name, size in (("found", 22), ("wanted", 21))
     ]
-    assert [line for line in best.code.replace(" ** ", "**").splitlines() if line[:1] not in ("", "#")] == fixed
+    assert [line for line in best.code.replace(" ** ", "**").splitlines() if line[:1] not in ("", "#", "%")] == fixed
 
 
 @pytest.mark.slow
