@@ -53,6 +53,11 @@ class SourceLine:
         """``file:line``."""
         return f"{self.file}:{self.line}"
 
+    @property
+    def place(self) -> str:
+        """The same without folders."""
+        return f"{self.file.rpartition('/')[2]}:{self.line}"
+
 
 class NameTable(Generic[_T]):
     """Operators, lines or modules, numbered in the order of first use. Number 0 is ``unknown``."""

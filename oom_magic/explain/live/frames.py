@@ -102,8 +102,7 @@ def inspect_failure(error: BaseException, names: Mapping[str, Any] | None = None
     tensors = {one.name: one for seen, _ in reversed(sights) for one in _tensors_of(_locals_of(seen))}
     known = dict(names or {})
     calls = tuple(filter(None, (_call(seen, at, known, identities) for seen, at in frames[:3])))
-    place = f"{line.file.rpartition('/')[2]}:{line.line}"
-    return LiveFailure(place, line.text.strip(), calls, tuple(tensors.values()), tuple(parameters.values()))
+    return LiveFailure(line.place, line.text.strip(), calls, tuple(tensors.values()), tuple(parameters.values()))
 
 
 def model_on_the_way(error: BaseException) -> tuple[str, int] | None:

@@ -138,7 +138,7 @@ def find_growing_containers(
         least = _NOTEWORTHY_SHARE * (failure.pytorch_bytes or 0)
         largest = next((one for one in found if one.num_bytes > least or one.is_larger_queue), None)
         if largest is None:
-            return _in_comprehension(error, names or {}) or _by_comprehension(error, names or {})
+            return _in_comprehension(error, names or {})
         return replace(largest, beside=_beside(largest, found))
     except Exception:  # the user's objects may raise anything when they are read
         return None
@@ -242,47 +242,47 @@ def _by_turns(growth: Growth, turns: InTurns) -> Growth:
 
 
 def _in_comprehension(error: BaseException, names: Mapping[str, Any]) -> Growth | None:
-    """The losses that a comprehension was making when it failed, if they can be walked back in turns.
+    """What a comprehension on the line that failed makes: losses that can be walked back in turns, or results of a
+    module's calls from which no backward begins.
 
-    Their number and size are not known: what it had made is gone with it.
+    Their number and size are not known, for what it had made is gone with it: of results a rehearsal with them in RAM
+    shows whether they fill the card.
     """
-    from oom_magic.explain.live.frames import deepest_frames, names_of  # these load torch
-    from oom_magic.measure.history.frames import source_line
-
-    for frame, trace in deepest_frames(error):
-        file = frame.f_code.co_filename
-        is_inside = frame.f_code.co_name in ("<listcomp>", "<genexpr>")  # which sees its own names alone
-        if is_inside or not is_users_file(file):
-            continue
-        turns = in_turns(frame, trace.tb_lineno, {**names, **names_of(frame)})
-        if turns is not None and turns.of_comprehension:
-            line = source_line(file, trace.tb_lineno)
-            place = f"{line.file.rpartition('/')[2]}:{line.line}"
-            return _by_turns(Growth(turns.of_comprehension, line.text, place, 0, 0, True), turns)
-    return None
-
-
-def _by_comprehension(error: BaseException, names: Mapping[str, Any]) -> Growth | None:
-    """What a comprehension on the line that failed collects of a module's calls, if no backward begins from it.
-
-    Its number and size are not known: a rehearsal with the results in RAM shows whether they fill the card.
-    """
-    from oom_magic.explain.live.frames import deepest_frames, names_of  # these load torch
-    from oom_magic.measure.history.frames import source_line
+    from oom_magic.explain.live.frames import deepest_frames, names_of  # loads torch
 
     frames = deepest_frames(error)
-    for at, (frame, trace) in enumerate(frames):
-        file = frame.f_code.co_filename
-        is_inside = frame.f_code.co_name in ("<listcomp>", "<genexpr>")  # which sees its own names alone
-        path = [] if is_inside or not is_users_file(file) else path_to(file, frame.f_globals, trace.tb_lineno)
-        for statement in [block[place] for block, place in path[-1:]]:
-            fixed = collected_on_host(statement, {**names, **names_of(frame)})
-            targets = [ast.unparse(one) for one in getattr(statement, "targets", ())]
-            if fixed and not is_walked_back_later(targets, trace.tb_lineno, frames[at:]):
-                line = source_line(file, statement.lineno)
-                place_of_line = f"{line.file.rpartition('/')[2]}:{line.line}"
-                code = ast.unparse(statement)
-                return Growth(code, code, place_of_line, 0, 0, False, fixed=fixed, remedy="keep_on_host")
+    users = [
+        (at, {**names, **names_of(frame)})
+        for at, (frame, _) in enumerate(frames)
+        # a comprehension's own frame sees its own names alone
+        if is_users_file(frame.f_code.co_filename) and frame.f_code.co_name not in ("<listcomp>", "<genexpr>")
+    ]
+    losses = (_losses(*frames[at], known) for at, known in users)
+    results = (_results(frames[at:], known) for at, known in users)
+    return next(filter(None, losses), None) or next(filter(None, results), None)
+
+
+def _losses(frame: FrameType, trace: TracebackType, names: Mapping[str, Any]) -> Growth | None:
+    from oom_magic.measure.history.frames import source_line  # loads torch
+
+    turns = in_turns(frame, trace.tb_lineno, names)
+    if turns is None or not turns.of_comprehension:
+        return None
+    line = source_line(frame.f_code.co_filename, trace.tb_lineno)
+    return _by_turns(Growth(turns.of_comprehension, line.text, line.place, 0, 0, True), turns)
+
+
+def _results(frames: list[tuple[FrameType, TracebackType]], names: Mapping[str, Any]) -> Growth | None:
+    from oom_magic.measure.history.frames import source_line  # loads torch
+
+    frame, trace = frames[0]
+    file = frame.f_code.co_filename
+    for statement in [block[at] for block, at in path_to(file, frame.f_globals, trace.tb_lineno)[-1:]]:
+        code, fixed = ast.unparse(statement), collected_on_host(statement, names)
+        targets = [ast.unparse(one) for one in getattr(statement, "targets", ())]
+        if fixed and not is_walked_back_later(targets, trace.tb_lineno, frames):
+            place = source_line(file, statement.lineno).place
+            return Growth(code, code, place, 0, 0, False, fixed=fixed, remedy="keep_on_host")
     return None
 
 
@@ -389,7 +389,7 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
     growth = Growth(
         ast.unparse(whole),
         ast.unparse(statement),
-        f"{line.file.rpartition('/')[2]}:{line.line}",
+        line.place,
         number,
         holder.num_bytes,
         holder.has_graph,

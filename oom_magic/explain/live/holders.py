@@ -171,4 +171,4 @@ def _in_report(report: MemoryReport) -> Iterator[Holder]:
         yield Holder("category", name, num_bytes)
     for usage in report.lines[:_MOST_LINES]:
         if usage.live_bytes >= _LEAST_BYTES and usage.line.file:
-            yield Holder("line", f"{usage.line.file.rpartition('/')[2]}:{usage.line.line}", usage.live_bytes)
+            yield Holder("line", usage.line.place, usage.live_bytes)

@@ -93,5 +93,5 @@ def _from_report(recorded: OutOfMemory) -> FailureLocation:
     formula = f"{where}{operator or '?'} = {format_bytes(recorded.tensor_bytes)}"
     kind = "optimizer_state" if phase == "optimizer_step" else _KINDS.get(operator, "result")
     candidate = TensorCandidate(kind, formula, recorded.tensor_bytes, 1.0, recorded.line.text)
-    place = f"{recorded.line.file.rpartition('/')[2]}:{recorded.line.line}" if recorded.line.file else ""
+    place = recorded.line.place if recorded.line.file else ""
     return FailureLocation((candidate,), place, recorded.line.text.strip(), phase, is_exact=True)

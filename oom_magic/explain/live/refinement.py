@@ -226,8 +226,7 @@ def refine_with_remedy(diagnosis: Diagnosis, remedy: Remedy) -> Diagnosis:
     """The diagnosis, its cause settled by what a rehearsed remedy that fits has shown, if nothing surer did.
 
     Memory that earlier cells hold needlessly is the cause if it is a good part of what PyTorch held, and so is what a
-    comprehension collects. For an open
-    diagnosis it is fragmentation, if the same run fits with expandable segments.
+    comprehension collects. For an open diagnosis it is fragmentation, if the same run fits with expandable segments.
     """
     failure = diagnosis.main_failure
     judgement = Judgement(diagnosis.cause, diagnosis.evidence, diagnosis.confidence)
