@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 import oom_magic as om
+from oom_magic.predict.isolation.files import open_files
 from oom_magic.predict.isolation.objects import copies
 from oom_magic.predict.session import DrySession
 
@@ -301,6 +302,29 @@ def test_databases_that_were_open_hold_what_they_held(tmp_path: Path) -> None:
     DrySession(has_bar=False, is_lasting=False).run(undo, [names])
     assert second.execute("select * from steps").fetchall() == [(1,)] and second.in_transaction
     first.close(), second.close()
+
+
+def test_the_notebooks_own_history_is_looked_for_in_names_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is open in every notebook, and a walk that looks for what it never finds goes through all that the names hold."""
+    history = sqlite3.connect(tmp_path / "history")
+    history.execute("create table inputs (source)")
+    history.commit()
+    monkeypatch.setattr(open_files, "history_connections", lambda: [history])
+    walked: list[Any] = []
+    monkeypatch.setattr(open_files, "_walked", lambda parts: walked.extend(parts))
+
+    def empty(names: dict[str, Any]) -> list[Any]:
+        return open_files._reachable([history], [names], print, walked.append)
+
+    assert empty({"model": [history]}) == [] and not walked
+    monkeypatch.undo()
+    monkeypatch.setattr(open_files, "history_connections", lambda: [history])
+    names = {"db": history}
+    DrySession(has_bar=False).run(lambda: names["db"].execute("insert into inputs values (1)"), [names])
+    assert history.execute("select * from inputs").fetchall() == []
+    history.close()
 
 
 def test_a_large_database_that_was_open_can_be_read_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,8 +45,10 @@ def evaluate_remedies(
     cell: FailedCell,
     diagnosis: Diagnosis,
     report: MemoryReport | None,
+    earlier_errors_hold: bool,
 ) -> Iterator[Diagnosis]:
-    """The diagnosis with remedies as they are evaluated by dry runs of the cell."""
+    """The diagnosis with remedies as they are evaluated by dry runs of the cell; a look for what earlier errors hold is
+    one through all objects."""
     from oom_magic.explain.advice import advise, situation_of
     from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
     from oom_magic.explain.remedies.room import find_in_the_way
@@ -57,7 +59,8 @@ def evaluate_remedies(
     gpu, memory = (
         _card_of_run(diagnosis, report) if device is None else (_gpu_like(device, _device_index(diagnosis)), None)
     )
-    held = held_by_earlier_errors(shell, runner, getattr(sys, "last_value", None))
+    error = getattr(sys, "last_value", None)
+    held = held_by_earlier_errors(shell, runner, error) if earlier_errors_hold else frozenset[int]()
     users = shell.user_ns
     with runner.names.entered(shell) if cell.is_dry else nullcontext(users) as names, heap_set_aside():
         code = code_of(shell, cell.source, names)
@@ -298,6 +301,7 @@ def _explain_here(
 
     report = runner.last_report if cell is not None and cell.is_observed else None
     released = find_holders(shell, runner, problem if isinstance(problem, BaseException) else None)
+    earlier_errors_hold = released is not None and not all(one.is_of_error for one in released.freed)
     if released is not None and cell is not None:
         released = released.with_earlier(cell.held_before)
     names, locate = names_and_places(shell, runner)
@@ -323,7 +327,7 @@ def _explain_here(
     diagnosis = before_evaluation(diagnosis)
     if cell.is_inferred:
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, Evidence("start_supposed")))
-    return _show(shell, diagnosis, evaluate_remedies(shell, runner, cell, diagnosis, report))
+    return _show(shell, diagnosis, evaluate_remedies(shell, runner, cell, diagnosis, report, earlier_errors_hold))
 
 
 def _explain_text(shell: InteractiveShell, problem: Any, options: Any) -> Diagnosis:

@@ -33,6 +33,7 @@ from oom_magic.predict.isolation.objects.copies import DatabaseCopy
 from oom_magic.predict.isolation.objects.streams import is_over_file, under
 from oom_magic.predict.isolation.objects.users_objects import kept_by, log_handlers
 from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.process.notebook_shell import history_connections
 from oom_magic.predict.isolation.reach import NOT_WALKED
 from oom_magic.predict.isolation.run_threads import Scope
 
@@ -119,6 +120,10 @@ def _reachable(
     found: dict[int, Any] = {}
     streams = [one.stream for one in log_handlers() if type(one) is logging.StreamHandler]
     values = [value for names in namespaces for value in list(names.values())]
+    named = set(map(id, values))
+    for one in history_connections():  # nothing else leads to IPython's own, which would be looked for everywhere
+        if id(one) not in named:
+            wanted.pop(id(one), None)
     kept = [kept_by(one) for one in values if isinstance(one, types.ModuleType)]
     level: list[Any] = [*namespaces, function, streams, *kept]
     seen = set(map(id, level))

@@ -22,8 +22,7 @@ _REMEMBERING = ("IPython.core.pylabtools", "matplotlib")
 
 def shell_noted() -> Callable[[], None]:
     """Put back, when called, what is now."""
-    kind: Any = getattr(sys.modules.get("IPython.core.interactiveshell"), "InteractiveShell", None)
-    shell = getattr(kind, "_instance", None)
+    shell = _shell()
     if shell is None:
         return lambda: None
     by_kind: dict[type, list[Any]] = defaultdict(list)
@@ -32,6 +31,18 @@ def shell_noted() -> Callable[[], None]:
     noted = [Alike.of(kind, tables) for kind, tables in by_kind.items()]
     loaded = shell.extension_manager.loaded
     return functools.partial(_restore, noted, frozenset(sys.modules), loaded, set(loaded))
+
+
+def history_connections() -> list[Any]:
+    """The databases in which IPython keeps what was run."""
+    manager = getattr(_shell(), "history_manager", None)
+    databases = (getattr(keeper, "db", None) for keeper in (manager, getattr(manager, "save_thread", None)))
+    return [one for one in databases if one is not None]
+
+
+def _shell() -> Any:
+    kind: Any = getattr(sys.modules.get("IPython.core.interactiveshell"), "InteractiveShell", None)
+    return getattr(kind, "_instance", None)
 
 
 def _tables(shell: Any) -> Iterator[Any]:
