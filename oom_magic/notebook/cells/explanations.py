@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from oom_magic.measure.history.attribution import Storage
     from oom_magic.measure.holders.reach import Locate
     from oom_magic.memory.report import Device, MemoryReport
+    from oom_magic.measure.holders.release import Released
     from oom_magic.notebook.cells.gpumem import CellRunner
     from oom_magic.notebook.cells.hints import FailedCell
     from oom_magic.predict.instrumentation.starting_point import StartingPoint
@@ -45,23 +46,19 @@ def evaluate_remedies(
     cell: FailedCell,
     diagnosis: Diagnosis,
     report: MemoryReport | None,
-    earlier_errors_hold: bool,
+    find_absent: Callable[[], frozenset[int]],
 ) -> Iterator[Diagnosis]:
-    """The diagnosis with remedies as they are evaluated by dry runs of the cell; a look for what earlier errors hold is
-    one through all objects."""
+    """The diagnosis with remedies as they are evaluated by dry runs of the cell, without the tensors ``find_absent``."""
     from oom_magic.explain.advice import advise, situation_of
     from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
     from oom_magic.explain.remedies.room import find_in_the_way
-    from oom_magic.notebook.cells.releasing import held_by_earlier_errors  # these load torch
     from oom_magic.predict.isolation.live_objects import heap_set_aside
 
     device = None if cell.is_dry else _device(diagnosis)
     gpu, memory = (
         _card_of_run(diagnosis, report) if device is None else (_gpu_like(device, _device_index(diagnosis)), None)
     )
-    error = getattr(sys, "last_value", None)
-    held = held_by_earlier_errors(shell, runner, error) if earlier_errors_hold else frozenset[int]()
-    users = shell.user_ns
+    absent, users = find_absent(), shell.user_ns
     with runner.names.entered(shell) if cell.is_dry else nullcontext(users) as names, heap_set_aside():
         code = code_of(shell, cell.source, names)
         origin, there_before = runner.session if cell.is_dry else None, _locate_before(shell, runner, cell)
@@ -79,7 +76,7 @@ def evaluate_remedies(
             decided=runner.decided(users, names),
             machine={"num_gpus": _num_cards()} if origin is None else origin.hardware.options,
             arguments=code.arguments,
-            absent=held,
+            absent=absent,
         )
         left = _names_left_finder(names, _locate_made(shell, runner, cell), _made_again(cell, code), room)
         emptied = _taken_back(diagnosis.growth, code.tree, names, cell.start)
@@ -301,7 +298,7 @@ def _explain_here(
 
     report = runner.last_report if cell is not None and cell.is_observed else None
     released = find_holders(shell, runner, problem if isinstance(problem, BaseException) else None)
-    earlier_errors_hold = released is not None and not all(one.is_of_error for one in released.freed)
+    find_absent = _earlier_errors_tensors(shell, runner, released)
     if released is not None and cell is not None:
         released = released.with_earlier(cell.held_before)
     names, locate = names_and_places(shell, runner)
@@ -327,7 +324,18 @@ def _explain_here(
     diagnosis = before_evaluation(diagnosis)
     if cell.is_inferred:
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, Evidence("start_supposed")))
-    return _show(shell, diagnosis, evaluate_remedies(shell, runner, cell, diagnosis, report, earlier_errors_hold))
+    return _show(shell, diagnosis, evaluate_remedies(shell, runner, cell, diagnosis, report, find_absent))
+
+
+def _earlier_errors_tensors(
+    shell: InteractiveShell, runner: CellRunner, released: Released | None
+) -> Callable[[], frozenset[int]]:
+    """Finds what ``held_by_earlier_errors``: a look through all objects, which is left out where none hold memory."""
+    from oom_magic.notebook.cells.releasing import held_by_earlier_errors
+
+    if released is None or all(one.is_of_error for one in released.freed):
+        return frozenset
+    return partial(held_by_earlier_errors, shell, runner, getattr(sys, "last_value", None))
 
 
 def _explain_text(shell: InteractiveShell, problem: Any, options: Any) -> Diagnosis:
