@@ -312,15 +312,9 @@ def test_the_notebooks_own_history_is_looked_for_in_names_alone(
     history.execute("create table inputs (source)")
     history.commit()
     monkeypatch.setattr(open_files, "history_connections", lambda: [history])
-    walked: list[Any] = []
-    monkeypatch.setattr(open_files, "_walked", lambda parts: walked.extend(parts))
-
-    def empty(names: dict[str, Any]) -> list[Any]:
-        return open_files._reachable([history], [names], print, walked.append)
-
-    assert empty({"model": [history]}) == [] and not walked
-    monkeypatch.undo()
-    monkeypatch.setattr(open_files, "history_connections", lambda: [history])
+    with monkeypatch.context() as patched:
+        patched.setattr(open_files, "_walked", lambda parts: pytest.fail("it walks"))
+        DrySession(has_bar=False).run(lambda: None, [{"model": [history]}])
     names = {"db": history}
     DrySession(has_bar=False).run(lambda: names["db"].execute("insert into inputs values (1)"), [names])
     assert history.execute("select * from inputs").fetchall() == []

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from oom_magic.measure.device.cards import Card
     from oom_magic.measure.history.attribution import Storage
     from oom_magic.measure.holders.reach import Locate
-    from oom_magic.memory.report import Device, MemoryReport
     from oom_magic.measure.holders.release import Released
+    from oom_magic.memory.report import Device, MemoryReport
     from oom_magic.notebook.cells.gpumem import CellRunner
     from oom_magic.notebook.cells.hints import FailedCell
     from oom_magic.predict.instrumentation.starting_point import StartingPoint
@@ -48,7 +48,7 @@ def evaluate_remedies(
     report: MemoryReport | None,
     find_absent: Callable[[], frozenset[int]],
 ) -> Iterator[Diagnosis]:
-    """The diagnosis with remedies as they are evaluated by dry runs of the cell, without the tensors ``find_absent``."""
+    """The diagnosis with remedies as they are evaluated by dry runs of the cell, without what ``find_absent`` finds."""
     from oom_magic.explain.advice import advise, situation_of
     from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
     from oom_magic.explain.remedies.room import find_in_the_way
