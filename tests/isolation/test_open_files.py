@@ -304,21 +304,17 @@ def test_databases_that_were_open_hold_what_they_held(tmp_path: Path) -> None:
     first.close(), second.close()
 
 
-def test_the_notebooks_own_history_is_looked_for_in_names_alone(
+def test_a_name_for_the_notebooks_own_history_leads_to_a_copy_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is open in every notebook, and a walk that looks for what it never finds goes through all that the names hold."""
-    history = sqlite3.connect(tmp_path / "history")
-    history.execute("create table inputs (source)")
-    history.commit()
-    monkeypatch.setattr(open_files, "history_connections", lambda: [history])
-    with monkeypatch.context() as patched:
-        patched.setattr(open_files, "_walked", lambda parts: pytest.fail("it walks"))
-        DrySession(has_bar=False).run(lambda: None, [{"model": [history]}])
-    names = {"db": history}
+    """It is open in every notebook; a look for it everywhere would go through all that the names hold, in vain."""
+    names = {"db": sqlite3.connect(tmp_path / "history")}
+    names["db"].execute("create table inputs (source)")
+    names["db"].commit()
+    monkeypatch.setattr(open_files, "history_connections", lambda: [names["db"]])
     DrySession(has_bar=False).run(lambda: names["db"].execute("insert into inputs values (1)"), [names])
-    assert history.execute("select * from inputs").fetchall() == []
-    history.close()
+    assert names["db"].execute("select * from inputs").fetchall() == []
+    names["db"].close()
 
 
 def test_a_large_database_that_was_open_can_be_read_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
