@@ -19,7 +19,8 @@ from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judge
 from oom_magic.explain.evidence.clues.environment import limits_in
 from oom_magic.explain.evidence.clues.story import Story
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
-from oom_magic.explain.evidence.judging import judge, main_failure
+from oom_magic.explain.evidence.judging import excluded_causes, judge, main_failure
+from oom_magic.explain.evidence.measured.calibration import calibrated
 from oom_magic.explain.evidence.number_rules import facts_about, is_held_by_others, judge_tip
 from oom_magic.explain.evidence.tensors import (
     NO_LANGUAGE_MODEL,
@@ -198,6 +199,8 @@ class Explainer:
         findings = self._findings(reading, error)
         is_other_error = error is not None and reading.main is None  # a traceback contains no words of an author
         judgement = _NO_JUDGEMENT if is_other_error else self._judgement(reading, findings)
+        if error is None:
+            judgement = calibrated(judgement, reading.main, reading.clues, excluded_causes(reading.main, reading.clues))
         diagnosis = _diagnosis(reading, findings, judgement)
         diagnosis = replace(
             diagnosis,

@@ -190,14 +190,26 @@ def _why(diagnosis: Diagnosis) -> Block:
             first = diagnosis.possible[0]
             is_usual = not any(map(_is_of_this_run, first.evidence))
             is_usual = is_usual and (bool(first.evidence) or first.cause is Cause.ACTIVATIONS)
-            key = "why_usual" if is_usual else "why_possible"
-            causes = [one.cause for one in diagnosis.possible[:_MOST_NAMED]]
-            cause = translate(key, lang, causes=causes_in_brief(causes, diagnosis))
+            cause = _open_in_words(diagnosis, is_usual)
         return Sentence(translate("line_why_open", lang, text=cause), "strong")
     if diagnosis.confidence is Confidence.POSSIBLE:
+        others = [one.cause for one in diagnosis.possible[:_MOST_NAMED] if one.cause is not diagnosis.cause]
+        if others and not any(one.needed_bytes is not None for one in diagnosis.remedies):
+            cause = translate("why_also", lang, text=cause, others=causes_in_brief(others, diagnosis))
         return Sentence(translate("line_why_possible", lang, text=cause), "strong")
     confidence = translate(f"confidence_{diagnosis.confidence.value}", lang)
     return Sentence(translate("line_why", lang, text=cause, confidence=confidence), "strong")
+
+
+def _open_in_words(diagnosis: Diagnosis, is_usual: bool) -> str:
+    """The causes that a text leaves open; ``is_usual``: nothing but how often they are it speaks for the first."""
+    lang, causes = diagnosis.lang, [one.cause for one in diagnosis.possible[:_MOST_NAMED]]
+    if not is_usual:
+        return translate("why_possible", lang, causes=causes_in_brief(causes, diagnosis))
+    first = causes_in_brief(causes[:1], diagnosis)
+    if len(causes) == 1:
+        return translate("why_usual", lang, first=first)
+    return translate("why_usual_else", lang, first=first, others=causes_in_brief(causes[1:], diagnosis))
 
 
 def _change(diagnosis: Diagnosis, first: str) -> Block:

@@ -9,9 +9,9 @@ import json
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from oom_magic.explain.evidence import precedents
 from oom_magic.explain.evidence.clues.traceback import find_clues
 from oom_magic.explain.evidence.judging import main_failure
+from oom_magic.explain.evidence.measured import precedents
 from oom_magic.explain.messages.reading import read
 
 _FILES = ("reports.jsonl", "later_reports.jsonl", "blind_reports.jsonl")

@@ -12,7 +12,7 @@ from oom_magic.explain.evidence.clues.pasted_code import faults_in
 from oom_magic.explain.evidence.clues.programs import find_program
 from oom_magic.explain.evidence.clues.traceback import find_clues
 from oom_magic.explain.evidence.judging import judge
-from oom_magic.explain.evidence.precedents import features_of, precedents
+from oom_magic.explain.evidence.measured.precedents import features_of, precedents
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.messages.reading import read
 from oom_magic.units import GIB

@@ -54,6 +54,7 @@ RESTS_ON: Mapping[str, tuple[str, ...]] = {
     "told_between_epochs": ("between_epochs",),
     "told_graph_kept": ("keeps_graph",),
     "told_at_optimizer": ("at_optimizer",),
+    "told_kv_cache": ("fills_cache",),
     "told_offload_helps": ("offload_helps",),
     "told_spills": ("spills",),
     "told_collects": ("collects_results",),
@@ -118,7 +119,7 @@ _CODE = re.compile(r"^(?:… )?(?:print\(|import \w+$|from [\w.]+ import |[\w.]{
 
 
 # What says where it failed, and nothing of how large the weights are or what else the device held.
-_WHERE_IT_LOADED = {"stage_loading", "stage_running", "phase_loading", "told_loading", "program_seen", "no_message"}
+_WHERE_IT_LOADED = {"stage_loading", "phase_loading", "told_loading", "program_seen", "no_message"}
 
 
 def shows_only_loading(cause: Cause, evidence: Iterable[Evidence]) -> bool:

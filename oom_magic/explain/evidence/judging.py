@@ -27,6 +27,7 @@ from oom_magic.explain.evidence.clues.programs import Program
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
 from oom_magic.explain.evidence.grounds import grounded, shows_only_loading
 from oom_magic.explain.evidence.log_rules import SHRINKING
+from oom_magic.explain.evidence.measured.precedents import features_of, precedents
 from oom_magic.explain.evidence.number_rules import (
     MIN_OTHERS_SHARE,
     OF_WHAT_IT_HOLDS,
@@ -38,7 +39,6 @@ from oom_magic.explain.evidence.number_rules import (
     others_bytes,
     overflow_rules,
 )
-from oom_magic.explain.evidence.precedents import features_of, precedents
 from oom_magic.explain.evidence.situation_rules import situation_rules
 from oom_magic.explain.evidence.text_rules import named_tensor, text_rules
 from oom_magic.explain.messages.failure import Failure
@@ -53,6 +53,10 @@ _WEIGHTS = {Confidence.CERTAIN: 0.97, Confidence.LIKELY: 0.7, Confidence.POSSIBL
 # cause).
 _WHO_ASKED = 0.25
 _GROWTH_OF_RAM = {"memory_grows", "code_sums_tensors"}
+_OF_DEVICES = re.compile(
+    r"\b(?:v?gpus?|cuda|v-?ram|hip|rocm|mps|npu|device|graphics|video (?:card|memory))\b|显存|显卡", re.I
+)
+_OF_MACHINES = re.compile(r"\b(?:systems?|machines?|computers?|laptops?|pc|ram|ddr\d?)\b|系统|电脑", re.I)
 _OF_XLA_ON_TPU = re.compile(r"\bhbm\b", re.I)
 _LIBRARIES_ASK = ("third_party_cuda_oom", "cuda_driver_call")
 _MOST_POSSIBLE = 4
@@ -80,6 +84,7 @@ _ABOUT_MEMORY = _OF_MEMORY | {
     "adam_costs", "offload_helps", "counts_metrics", "crowds_one_device", "dense_pairs",
 }  # fmt: skip
 _OF_WEIGHTS = {"loads", "loaded", "merges", "saves", "generates_tokens", "smaller_model_works"}
+_WITHOUT_LARGE_MODELS = ("cupy", "rapids", "numba", "thrust", "boosting", "matlab", "tensorflow")
 _OF_LIMITS = {"names_share", "full_at_any_size", "smaller_share_helps"}
 _WORTH_NAMING = 0.12
 _OF_THIS_RUN = 0.6  # what a text says of its own run counts more than what is usual
@@ -231,12 +236,27 @@ def _resembles_reports(failure: Failure | None, clues: Clues) -> bool:
 def _by_precedent(failure: Failure | None, clues: Clues, shares: Mapping[Cause, float]) -> Iterator[Support]:
     """The causes of similar public reports, where there is no clearer evidence."""
     is_of_device = failure is not None and failure.backend not in (None, "cpu") and "host_fills" not in clues.run.told
-    is_of_device = is_of_device or "ram_is_free" in clues.run.told
-    impossible = (HOST_CAUSES if is_of_device else frozenset()) | _contradicted(failure) | _unshown(failure, clues)
-    impossible |= {Cause.OTHER_PROCESS} if "device_idle" in clues.run.told else frozenset()
+    impossible = excluded_causes(failure, clues) | _unshown(failure, clues)
+    impossible |= HOST_CAUSES if is_of_device else frozenset()
     likely = ((cause, share) for cause, share in shares.items() if cause not in impossible)
     for cause, share in islice(likely, _MOST_POSSIBLE):
         yield Support(cause, _MOST_BY_PRECEDENT * math.sqrt(share), Evidence("precedents"))
+
+
+def excluded_causes(failure: Failure | None, clues: Clues) -> frozenset[Cause]:
+    """Causes that a text rules out: by its message's device or numbers, or as its author saw what they would fill."""
+    told = clues.run.told
+    words = "" if failure is None else failure.words
+    is_of_device = failure is not None and failure.backend not in (None, "cpu") and "host_fills" not in told
+    if words and _OF_MACHINES.search(words):  # a message is a device's; of an author's words, only those that say so
+        is_of_device = _OF_DEVICES.search(words) is not None
+    elif not _OF_HOST & told and (failure is None or words):
+        is_of_device = True  # nothing speaks of RAM
+    excluded = (HOST_CAUSES if is_of_device or "ram_is_free" in told else frozenset()) | _contradicted(failure)
+    excluded |= {Cause.OTHER_PROCESS} if "device_idle" in told else frozenset()
+    if are_light(failure, clues) or (clues.program is not None and clues.program.program.key in _WITHOUT_LARGE_MODELS):
+        excluded |= {Cause.WEIGHTS_TOO_BIG}
+    return excluded | (_unshown(failure, clues) & {Cause.MEMORY_FRACTION_LIMIT, Cause.SYSMEM_FALLBACK})
 
 
 def _unshown(failure: Failure | None, clues: Clues) -> frozenset[Cause]:

@@ -11,6 +11,7 @@ from oom_magic.explain.evidence.clues.environment import ONE_MEMORY
 from oom_magic.explain.evidence.clues.programs import ProgramUse
 from oom_magic.explain.evidence.clues.traceback import Clues
 from oom_magic.explain.evidence.log_rules import reserved
+from oom_magic.explain.evidence.made_rules import MOST_OF_A_CARD, trains, what_was_made
 from oom_magic.explain.evidence.number_rules import are_light, as_written, card_of, is_held_by_others
 from oom_magic.explain.evidence.text_rules import computes_plainly, largest_late
 from oom_magic.explain.messages.failure import Failure
@@ -28,7 +29,6 @@ _LARGE_REQUEST_BYTES = GIB // 2
 _LARGEST_DEVICE_BYTES = 512 * GIB  # no GPU has this much: a request for it is a mistake
 _ADAM_FACTOR = 8  # weights, gradients and two moments in fp32 for weights in half precision
 _ADAM_BYTES = 16  # a trained parameter's, with its gradient and two moments, in fp32
-_MOST_OF_A_CARD = 0.85
 _LARGE_PART = 0.7  # beside which a program's context and work hardly fit
 _NOT_WHOLE = {"shards", "swaps_blocks", "keeps_in_ram", "offloads_parts"}  # weights that are not on one card as a whole
 _AFTER_LOADING = ("kv_cache", "context", "compute", "serving", "logits", "vae")  # stages in which the weights are there
@@ -162,7 +162,7 @@ def _inputs(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.HOST_RAM, 0.55, Evidence("host_fills"))
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)
     card = (failure.total_bytes if failure is not None else None) or clues.card_bytes or _LARGEST_DEVICE_BYTES
-    if clues.array_bytes is not None and clues.array_bytes >= card * _MOST_OF_A_CARD:
+    if clues.array_bytes is not None and clues.array_bytes >= card * MOST_OF_A_CARD:
         array = Evidence("array_above_card", {"array_bytes": clues.array_bytes})
         yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.75, array)
     if clues.inputs:
@@ -177,7 +177,7 @@ def _inputs(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 def _of_whole(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """What is computed over all tokens, pairs or rows; and inputs of which smaller ones were tried."""
     told = clues.run.told
-    if "scores_all" in told and clues.tensor is None and not _trains(clues):
+    if "scores_all" in told and clues.tensor is None and not trains(clues):
         yield Support(Cause.LOGITS_OR_LOSS, 0.5, Evidence("told_scores_all"))
         yield Support(Cause.ACTIVATIONS, -0.3)
     if "dense_pairs" in told:
@@ -191,11 +191,11 @@ def _of_whole(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they fit
     if "full_batch" in told:
         yield Support(Cause.ACTIVATIONS, 0.4, Evidence("told_whole"))
-    yield from _of_optimizer(clues)
+    yield from what_was_made(clues)
     is_heavy = clues.weights_bytes is not None and not are_light(failure, clues)
     is_in_vain = "smaller_input_no_help" in told or ("tried_size" in told and is_heavy)
     if is_in_vain and not {"smaller_batch_helps", "after_while"} & told:
-        is_of_optimizer = _trains(clues) and not clues.trains_few
+        is_of_optimizer = trains(clues) and not clues.trains_few
         cause = Cause.OPTIMIZER_STATE if is_of_optimizer else Cause.WEIGHTS_TOO_BIG
         yield Support(cause, 0.35, Evidence("smaller_input_no_help"))
         yield Support(Cause.ACTIVATIONS, -0.4)
@@ -203,37 +203,6 @@ def _of_whole(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, 0.45, Evidence("smaller_input_works"))
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.5)
         yield Support(Cause.FRAGMENTATION, -0.4)
-
-
-def _of_optimizer(clues: Clues) -> Iterator[Support]:
-    """What the author says of the optimizer and its state."""
-    told = clues.run.told
-    if "at_optimizer" in told:
-        yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("told_at_optimizer"))
-        if "resumes" in told:
-            yield Support(Cause.OPTIMIZER_STATE, 0.1, Evidence("checkpoint_kept"))
-        yield Support(Cause.ACTIVATIONS, -0.5)
-    if "offload_helps" in told:
-        cause = Cause.OPTIMIZER_STATE if _trains(clues) and not clues.trains_few else Cause.WEIGHTS_TOO_BIG
-        yield Support(cause, 0.55, Evidence("told_offload_helps"))
-        yield Support(Cause.ACTIVATIONS, -0.4)
-    if "trains_whole" in told and _has_whole_state(clues):
-        yield Support(Cause.OPTIMIZER_STATE, 0.4, Evidence("told_trains_whole"))
-    if "adam_costs" in told:
-        yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("told_adam"))
-        yield Support(Cause.ACTIVATIONS, -0.4)
-
-
-def _has_whole_state(clues: Clues) -> bool:
-    """Whether the run that trains all weights of a language model had not come to a step whose state was there."""
-    told, run = clues.run.told, clues.run
-    went_well = (
-        run.is_late or (run.num_steps or 0) > 1 or {"after_while", "training_fits", "evaluates", "resumes"} & told
-    )
-    card = card_of(None, clues)
-    if card and clues.weights_bytes and clues.weights_bytes > card * _MOST_OF_A_CARD:
-        return False  # they alone do not fit
-    return not went_well and clues.phase in (None, "optimizer_step", "loading") and not clues.trains_few
 
 
 def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Support]:
@@ -247,7 +216,7 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
             "total_bytes": as_written(card, failure),
         }
         yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("trained_fill_card", state))
-    if "smaller_model_works" in told and not _trains(clues):
+    if "smaller_model_works" in told and not trains(clues):
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("told_smaller_model"))
     if named is None or _NOT_WHOLE & told or clues.is_quantizing:
         return  # quantizers keep one layer at a time on the device
@@ -256,23 +225,23 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
         values = {**named.said, "ram_bytes": f"{clues.ram_bytes // GIB} GB"}
         yield Support(Cause.HOST_RAM, 0.55, Evidence("weights_above_ram", values))
     if card is None:
-        if weights >= _LARGE_WEIGHTS and not _trains(clues) and clues.program is None and not clues.inputs:
+        if weights >= _LARGE_WEIGHTS and not trains(clues) and clues.program is None and not clues.inputs:
             weight = 0.5 if weights >= 2 * _LARGE_WEIGHTS else 0.32
             yield Support(Cause.WEIGHTS_TOO_BIG, weight, Evidence("weights_named", named.said))
         return
     values = {**named.said, "total_bytes": as_written(card, failure)}
-    if card * _MOST_OF_A_CARD < weights < card * clues.num_cards * _MOST_OF_A_CARD:
+    if card * MOST_OF_A_CARD < weights < card * clues.num_cards * MOST_OF_A_CARD:
         values["count"] = clues.num_cards
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.35, Evidence("weights_fill_one_card", values))
-    elif weights > card * _MOST_OF_A_CARD:
-        is_split = "many_ranks" in told and not _trains(clues)  # as inference does over several cards
+    elif weights > card * MOST_OF_A_CARD:
+        is_split = "many_ranks" in told and not trains(clues)  # as inference does over several cards
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.25 if is_split else 0.6, Evidence("weights_fill_card", values))
     elif are_light(failure, clues):
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they fit, whatever else does not
     elif "many_ranks" not in told and weights > card * _LARGE_PART and clues.program is not None:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.25, Evidence("weights_fill_card", values))
     is_shared = {"is_quantized", "many_ranks", "has_8bit_optimizer"} & told
-    is_whole = _trains(clues) and not (clues.trains_few or is_shared)
+    is_whole = trains(clues) and not (clues.trains_few or is_shared)
     if is_whole and card * _LARGE_PART >= weights > card / _ADAM_FACTOR:
         yield Support(Cause.OPTIMIZER_STATE, 0.3, Evidence("adam_fills_card", values))
 
@@ -299,10 +268,10 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
     if "gaussians_grow" in told:
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("told_more_gaussians"))
     holds_data = clues.program is not None and clues.program.program.key in ("rapids", "boosting")
-    if "leaves_devices_idle" in told and "many_ranks" in told and not _trains(clues) and not holds_data:
+    if "leaves_devices_idle" in told and "many_ranks" in told and not trains(clues) and not holds_data:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.6, Evidence("told_idle_devices"))
         yield Support(Cause.ACTIVATIONS, -0.3)
-    elif "gives_split" in told and "many_ranks" in told and not _trains(clues):
+    elif "gives_split" in told and "many_ranks" in told and not trains(clues):
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.3, Evidence("told_split"))
     if clues.frames and clues.phase is not None:
         return
@@ -324,7 +293,7 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
         and _may_load(clues.program)
     ):
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.4, Evidence("told_loading"))
-    if _is_in_evaluation(clues) and _trains(clues):
+    if _is_in_evaluation(clues) and trains(clues):
         if "predicts_all" in told:
             yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.65, Evidence("told_gathers"))
             yield Support(Cause.ACTIVATIONS, -0.5)
@@ -371,7 +340,7 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.4, Evidence("replay_buffer"))
         yield Support(Cause.ACTIVATIONS, -0.4)  # such networks are small
     yield from _kept(clues)
-    if "converses" in told and not _trains(clues):
+    if "converses" in told and not trains(clues):
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("told_conversation"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.5)
     yield from _growth_that_is_no_leak(clues)
@@ -428,10 +397,10 @@ def _growth_that_is_no_leak(clues: Clues) -> Iterator[Support]:
     if {"grows", "varies_in_length"} <= told and not clues.faults:
         yield Support(Cause.ACTIVATIONS, 0.45, largest_late(clues))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.4)
-    if {"grows", "detects"} <= told and _trains(clues) and "infers" not in told:
+    if {"grows", "detects"} <= told and trains(clues) and "infers" not in told:
         yield Support(Cause.ACTIVATIONS, 0.45, Evidence("boxes_vary"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.4)
-    if {"grows", "hears"} <= told and _trains(clues) and not clues.faults:
+    if {"grows", "hears"} <= told and trains(clues) and not clues.faults:
         yield Support(Cause.ACTIVATIONS, 0.45, Evidence("recordings_vary"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.5)
 
@@ -442,7 +411,7 @@ def _settings(clues: Clues) -> Iterator[Support]:
     if "full_at_any_size" in told:
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.5, Evidence("told_full_at_any_size"))
         yield Support(Cause.ACTIVATIONS, -0.4)
-    if "lacks_no_grad" in told and not _trains(clues) and "grows" not in told:
+    if "lacks_no_grad" in told and not trains(clues) and "grows" not in told:
         yield Support(Cause.ACTIVATIONS, 0.5, Evidence("told_no_grad"))
     if "takes_no_share" in told and "smaller_share_helps" not in told:
         yield Support(Cause.ACTIVATIONS, 0.35, Evidence("told_no_share"))
@@ -459,7 +428,7 @@ def _settings(clues: Clues) -> Iterator[Support]:
 def _likeliest_of_all(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """The prior for a full GPU without other evidence: activations, then weights."""
     if failure is None:
-        if "uses_much" in clues.run.told and _trains(clues):
+        if "uses_much" in clues.run.told and trains(clues):
             yield Support(Cause.ACTIVATIONS, 0.3, Evidence("training_told"))
         return
     if failure.backend == "cpu" or clues.phase in ("loading", "saving", "optimizer_step"):
@@ -477,7 +446,7 @@ def _likeliest_of_all(failure: Failure | None, clues: Clues) -> Iterator[Support
         yield Support(Cause.ACTIVATIONS, -0.5)
     if clues.full_devices:
         yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("device_seen_full", {"used": clues.full_devices}))
-    if _trains(clues):
+    if trains(clues):
         if "batch_of_one" in clues.run.told and not clues.run.is_late:
             yield Support(Cause.WEIGHTS_TOO_BIG, 0.15, Evidence("told_batch_of_one"))
     elif "infers" in clues.run.told:
@@ -494,7 +463,3 @@ def _is_large_request(failure: Failure, clues: Clues) -> bool:
     if total is None:
         return 8 * _LARGE_REQUEST_BYTES <= requested <= _LARGEST_DEVICE_BYTES
     return max(total * _LARGE_REQUEST_SHARE, _LARGE_REQUEST_BYTES) <= requested <= total
-
-
-def _trains(clues: Clues) -> bool:
-    return clues.is_training or clues.tells_of_training

@@ -29,6 +29,7 @@ CATALOGUE: Sentences = {
         "There was no room for the model's weights when they were loaded: they are too large, or something else was"
         " there."
     ),
+    "cause_weights_too_big_running": "The model's weights leave no room on the device for what a computation takes.",
     "cause_weights_too_big_twice": ("A checkpoint is loaded onto the GPU, and does not fit beside what is there."),
     "cause_weights_too_big_copied": "One more copy of the weights does not fit beside them.",
     "cause_weights_too_big_saving": (

@@ -31,7 +31,7 @@ _COPY_SUFFIXES = {
 _STATE_SUFFIXES = {"optimizer_set_up": "_set_up", "checkpoint_kept": "_resumed"}
 _GIVEN = ("slurm_oom_kill", "scheduler_oom_kill", "pod_oom_kill", "dask_worker")
 _LATE = {"late_steps", "late_epochs", "told_late"}
-_CACHE, _BY_TURNS = "tensor_kv_cache", "turns_keep"
+_CACHES, _BY_TURNS = {"tensor_kv_cache", "told_kv_cache"}, "turns_keep"
 _FILLS = ("category_fills", "category_fills_rehearsed")
 _GROWTH_WITHIN_STEP = ("name_sums_a_step", "comprehension_sums_a_step")
 
@@ -52,6 +52,7 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = _suffix_of_leak(diagnosis)
     elif cause is Cause.WEIGHTS_TOO_BIG:
         usual = "_loading" if shows_only_loading(cause, diagnosis.evidence) else ""
+        usual = "_running" if any(one.key == "stage_running" for one in diagnosis.evidence) else usual
         usual = "_trained" if any(map(_is_of_gradients, diagnosis.evidence)) else usual
         suffix = next((_COPY_SUFFIXES[one.key] for one in diagnosis.evidence if one.key in _COPY_SUFFIXES), usual)
     elif cause is Cause.FRAGMENTATION and failure is not None and _has_no_cache(failure):
@@ -68,7 +69,7 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = "_trial"
     elif cause is Cause.ACTIVATIONS and any(one.key in _GROWTH_WITHIN_STEP for one in diagnosis.evidence):
         suffix = "_together"
-    elif cause is Cause.ACTIVATIONS and {_CACHE, _BY_TURNS} & {one.key for one in diagnosis.evidence}:
+    elif cause is Cause.ACTIVATIONS and {*_CACHES, _BY_TURNS} & {one.key for one in diagnosis.evidence}:
         return _of_cache_in_words(diagnosis)
     elif cause is Cause.ACTIVATIONS and _infers(diagnosis):
         suffix = "_inference"
@@ -143,7 +144,7 @@ def _is_beside_pytorch(diagnosis: Diagnosis) -> bool:
 def _of_cache_in_words(diagnosis: Diagnosis) -> str:
     """What a loop keeps of each turn, with its sizes where a rehearsal has told them."""
     known = {one.key: one.values for one in diagnosis.evidence}
-    suffix = ("_cache" if _CACHE in known else "") + ("_by_turn" if _BY_TURNS in known else "")
+    suffix = ("_cache" if _CACHES & known.keys() else "") + ("_by_turn" if _BY_TURNS in known else "")
     return translate(f"cause_activations{suffix}", diagnosis.lang, **known.get(_BY_TURNS, {}))
 
 

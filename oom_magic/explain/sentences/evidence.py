@@ -336,12 +336,14 @@ EVIDENCE: Sentences = {
     "tool_of_any": "the device's memory",
     # Where the cause is open: when memory fills tells the causes apart.
     "check_when_full": (
-        "Watch {tool} from before the start: full by then, others use the device; full once the model is loaded, it is"
-        " the weights; fuller with every input, something is kept; else it is what one pass computes."
+        "Watch {tool} from before the start: full by then, others use the device (close them); full once the model is"
+        " loaded, it is the weights (a smaller or quantized model); fuller with every input, something is kept (drop"
+        " it); else it is what one pass computes."
     ),
     "check_when_full_training": (
-        "Watch {tool} from before the start: full by then, others use the device; full once the model is loaded, it is"
-        " the weights; fuller with every step, something is kept; else it is what one step computes."
+        "Watch {tool} from before the start: full by then, others use the device (close them); full once the model is"
+        " loaded, it is the weights (a smaller or quantized model); fuller with every step, something is kept (keep"
+        " numbers, not tensors); else it is what one step computes."
     ),
     "check_when_full_late": (
         "Watch {tool} while it runs: if memory fills bit by bit, something is kept; if at once, what comes then is"

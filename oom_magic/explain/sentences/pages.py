@@ -69,9 +69,12 @@ PAGE_CATALOGUE: Sentences = {
     "line_why_open": "Why: {text}",
     "line_why_possible": "Why, possibly: {text}",
     "why_possible": "The text leaves it open: possibly {causes}.",
-    "why_usual": (
-        "Nothing recognized in the text shows what took the memory; in such reports it is most often {causes}."
+    "why_usual": "Nothing recognized in the text shows what took the memory; in such reports it is most often {first}.",
+    "why_usual_else": (
+        "Nothing recognized in the text shows what took the memory; in such reports it is most often {first}, else"
+        " {others}."
     ),
+    "why_also": "{text} It may also be {others}.",
     "causes_or": "{first}, or {second}",
     "heading_possible": "What else it may be, and how to check",
     "heading_confirm": "How to confirm it",

@@ -413,8 +413,16 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"\b(?:during|in|at|while|when)\s(?:\w+ ){0,2}optimi[sz]er(?:'s)?(?: state\w*)?"
         r"[ .](?:initiali[sz]\w*|init\b|set-?up|step)"
         r"|initiali[sz]\w* (?:of )?(?:the )?optimi[sz]er|\bfirst optimi[sz]er step\b"
-        r"|\b(?:when|once|as soon as) (?:it |the )?(?:runs? |calls? |reach\w* )?(?:the )?optimi[sz]er\b",
+        r"|\b(?:when|once|as soon as) (?:it |the )?(?:runs? |calls? |reach\w* )?(?:the )?optimi[sz]er\b"
+        r"|\b(?:oom|out of memory)\b[^.\n]{0,24}\boptimi[sz]er states?\b"
+        r"|\boptimi[sz]er states?\b(?:(?!\bnot\b|n't)[^.\n]){0,24}\b(?:oom|out of memory)\b",
         r"(?:更新参数|参数更新|优化器)[^\n，。]{0,8}(?:爆|溢出|不足|oom)",
+    ),
+    "fills_cache": said_as(  # what was asked for when it failed
+        r"\b(?:oom|out of memory|memory(?:error)?)\b[^.\n]{0,40}\b(?:alloc|creat|initiali|reserv|mak|build)\w*"
+        r"[^.\n]{0,24}\bkv[- _]?cache\b"
+        r"|\b(?:alloc|creat|initiali|reserv)\w*[^.\n]{0,24}\bkv[- _]?cache\b"
+        r"(?:(?!\bnot\b|n't)[^.\n]){0,24}\b(?:oom|out of memory)\b",
     ),
     "offload_helps": said_as(
         r"offload\w*(?:(?!\bno\b|\bnot\b|n't)[^.\n，。]){0,24}\b(?:works|fits|runs (?:fine|ok)|solve[sd]|fixe[sd])\b"

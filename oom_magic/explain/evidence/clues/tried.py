@@ -32,6 +32,10 @@ _CHANGES: Mapping[str, re.Pattern[str]] = {
     ),
     "tried_samples": words(r"\b(?:calib\w*|n|num|number of|max)[-_ ](?:calib\w* )?samples\b"),
     "tried_workers": words(r"\b(?:num[-_ ]?)?workers?\b"),
+    "tried_shared": words(
+        r"\b(?:shared memory|shm(?:[-_ ]size)?)\b[^.\n]{0,60}\d|\b(?:more|larger|increas\w+|rais\w+) (?:the )?(?:shared"
+        r" memory|shm)\b|--ipc[= ]host", r"共享内存[^\n。]{0,16}\d",
+    ),
     "tried_share": words(r"\bgpu[-_ ]memory[-_ ]utili[sz]ation|\bmem[-_]fraction|\bmemory[-_ ]fraction"),
     "tried_requests": words(r"\bmax[-_]num[-_](?:seqs|batched)|\bmax[-_]running|\bchunked[-_]prefill[-_]size"),
     "tried_graphs": words(r"\bcuda[-_ ]?graph\w*|\benforce[-_ ]eager"),
@@ -45,7 +49,7 @@ _CHANGES: Mapping[str, re.Pattern[str]] = {
     "tried_watermark": words(r"WATERMARK_RATIO"),
     "tried_vram": words(r"\b(?:low|med|no)[-_]?vram\b"),
     "tried_offload": words(r"\boffload\w*|_offload\b"),
-    "tried_tiles": words(r"\btil(?:ed|ing|es)\b"),
+    "tried_tiles": words(r"\btil(?:ed|ing|es)\b|\b\w{0,24}(?:[dD]e|[eE]n)code_?[tT]iled\b|\btiled_(?:de|en)code\b"),
     "tried_quantized": words(r"\b[48][- ]?bits?\b|\bquanti[sz]\w+|\bfp8\b|\bgguf\b", r"量化"),
     "tried_restart": words(r"\b(?:restart|reboot)\w*", r"重启"),
     "tried_attention": words(r"\bxformers\b|\bflash[- _]?att\w*|\bsdpa?\b|\battention slicing"),

@@ -105,6 +105,7 @@ NEEDS: Mapping[str, Needs] = {
     # The host.
     "fewer_workers": _row("workers other_workers by_dataloader", absent="one_worker tried_workers", code="own_loader"),
     "fewer_waiting": _row("workers by_dataloader", absent="tried_workers", code="own_loader"),
+    "shared_memory": _row(absent="tried_shared"),
     "stream_data": _row("loads_data handles_files", absent="tried_stream reads_in_parts"),
     "drop_each": _row(absent="trains_by_settings clearing_helps"),
     "hold_less": _row(absent="tried_length tried_size", instead="more_ram"),
@@ -126,6 +127,7 @@ NEEDS: Mapping[str, Needs] = {
     "raise_limit": _row("of_pytorch", instead="smaller_share"),
     "larger_share": _row(absent="tried_share has_largest_share"),
     "sglang_no_compile": _row("compiles_server"),
+    "shorter_context_any": _row(absent="has_short_context"),
     "shorter_context": _row(absent="tried_length has_short_context"),
     "llama_context": _row(absent="tried_length by_whisper has_short_context"),
     "ollama_context": _row(absent="tried_length has_short_context"),

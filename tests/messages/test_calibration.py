@@ -1,0 +1,92 @@
+"""An answer is not surer than such answers were right, and where it is not sure its rivals are told with it."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence
+from oom_magic.explain.evidence.measured.calibration import calibration
+from oom_magic.explain.explainer import explain
+from tests.support.folders import DATA
+
+_BUS = "DataLoader worker (pid 7) is killed by signal: Bus error. Please try to raise your shared memory limit."
+
+
+def _shown(text):
+    return " ".join(str(explain(text, fast=True, lang="en")).split())
+
+
+def test_the_table_is_counted_from_first_sight():
+    spec = importlib.util.spec_from_file_location("record_calibration", DATA / "record_calibration.py")
+    assert spec is not None
+    assert spec.loader is not None
+    record = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(record)
+    assert record.TABLE.read_text(encoding="utf-8") == record.counted()
+
+
+def test_the_best_ground_counts_and_an_unknown_one_is_as_good_as_all():
+    table = calibration()
+    weak, strong = Evidence("smaller_batch_helps"), Evidence("larger_input_fails")
+    assert table.precision(Cause.ACTIVATIONS, [weak]) < 0.9 < table.precision(Cause.ACTIVATIONS, [weak, strong])
+    assert table.precision(Cause.ACTIVATIONS, [Evidence("never_measured")]) == 0.95
+
+
+@pytest.mark.parametrize(
+    ("text", "others"),
+    [
+        pytest.param("I train a network, suddenly: CUDA out of memory", ["the model's weights", "kept"], id="open"),
+        pytest.param(
+            "colmap on my laptop with 8GB DDR4: the system is out of memory, 650 images of 6000 x 4000", ["RAM, not GPU"],
+            id="whose memory is not said",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_sure_is_told_with_its_rivals(text, others):
+    diagnosis = explain(text, fast=True, lang="en")
+    assert diagnosis.confidence in (Confidence.POSSIBLE, Confidence.OPEN)
+    assert [one for one in others if one not in _shown(text)] == []
+
+
+def test_a_device_that_its_message_names_is_not_ram():
+    said = _shown("my notebook has 16 GB of RAM. I resize 6000 x 4000 images: RuntimeError: CUDA out of memory")
+    assert "RAM, not GPU memory" not in said
+
+
+def test_what_was_tried_in_vain_makes_a_message_s_guess_only_possible():
+    assert explain(_BUS, fast=True).confidence is Confidence.LIKELY
+    told = f"I set num_workers to 0 and the shared memory is 64g, still the same error: {_BUS}"
+    assert explain(told, fast=True).confidence is Confidence.POSSIBLE
+    assert "--shm-size" not in _shown(told)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "words"),
+    [
+        ("ZeRO-3, OOM: optimizer state (exp_avg) on the GPU", Cause.OPTIMIZER_STATE, "The optimizer state does not fit"),
+        (
+            "vLLM is on a GPU; a context of 100k causes an out of memory error when allocating space for the KV cache",
+            Cause.MEMORY_FRACTION_LIMIT,
+            "KV cache",
+        ),
+    ],
+)  # fmt: skip
+def test_what_an_author_names_as_being_made_is_the_cause(text, cause, words):
+    assert explain(text, fast=True).cause is cause
+    assert words in _shown(text)
+
+
+def test_a_model_that_was_loaded_did_not_fail_to_load():
+    said = _shown(
+        'ollama: msg="llama runner started in 6.54 seconds"\nCUDA error: out of memory\n'
+        "  ggml_cuda_device_malloc(&ptr, look_ahead_size, device)"
+    )
+    assert "leave no room on the device for what a computation takes" in said
+    assert "when they were loaded" not in said
+
+
+def test_a_decoder_in_tiles_is_not_told_to_use_tiles():
+    said = _shown("ComfyUI, node VAEDecodeTiled: torch.OutOfMemoryError: Allocation on device")
+    assert "VAE Decode (Tiled)" not in said
