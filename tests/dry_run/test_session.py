@@ -172,6 +172,25 @@ def test_a_tensor_that_only_a_view_keeps_alive_dies_with_it() -> None:
     assert base() is None
 
 
+def test_an_address_is_that_of_the_block_and_goes_to_the_next_tensor_in_it() -> None:
+    """Libraries find by it what shares memory, also where it is no longer the same (TRL's activation_offloading)."""
+
+    def program() -> None:
+        first, second = torch.empty(600, device="cuda"), torch.empty(3 << 20, dtype=torch.uint8, device="cuda:1")
+        before, part = first.data_ptr(), first.view(-1)[100:]
+        assert part.data_ptr() == before + 400 and part.untyped_storage().data_ptr() == before
+        following = torch.empty(8, device="cuda")
+        assert following.data_ptr() == before + 2560  # blocks are multiples of 512 bytes
+        del first, part
+        again = torch.empty(600, dtype=torch.int32, device="cuda")
+        assert again.data_ptr() == before and second.data_ptr() % 512 == 0
+        told.append({again.data_ptr(), second.data_ptr(), torch.empty(600).data_ptr(), following.data_ptr()})
+
+    told: list[set[int]] = []
+    DrySession("A100 80GB", num_gpus=2).run(program)
+    assert len(told[0]) == 4
+
+
 def test_sessions_beside_each_other_do_not_copy_each_others_copies() -> None:
     table = torch.arange(1 << 16)
     sessions = [DrySession() for _ in range(4)]

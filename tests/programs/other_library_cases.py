@@ -358,6 +358,54 @@ def trl_dpo(folder: Path) -> None:
     DPOTrainer(small_llama(), small_llama(), args=arguments, train_dataset=data, processing_class=tokenizer()).train()
 
 
+def text_rewards(completions: list[str], **columns: Any) -> list[float]:
+    return [float(len(completion) % 7) for completion in completions]
+
+
+def trl_grpo(folder: Path) -> None:
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    data = Dataset.from_dict({"prompt": [words(12, row) for row in range(16)]})
+    arguments = GRPOConfig(max_completion_length=24, num_generations=4, **trainer_options(folder))
+    GRPOTrainer(small_llama(), text_rewards, arguments, train_dataset=data, processing_class=tokenizer()).train()
+
+
+def trl_grpo_reference(folder: Path) -> None:
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    small_llama().save_pretrained(folder / "llama")
+    tokenizer().save_pretrained(folder / "llama")
+    data = Dataset.from_dict({"prompt": [words(12, row) for row in range(16)]})
+    arguments = GRPOConfig(max_completion_length=24, num_generations=4, beta=0.04, num_iterations=2,
+                           gradient_accumulation_steps=2, **trainer_options(folder))  # fmt: skip
+    GRPOTrainer(str(folder / "llama"), text_rewards, arguments, train_dataset=data).train()
+
+
+def trl_rloo(folder: Path) -> None:
+    from datasets import Dataset
+    from peft import LoraConfig
+    from trl import RLOOConfig, RLOOTrainer
+
+    data = Dataset.from_dict({"prompt": [words(12, row) for row in range(16)]})
+    arguments = RLOOConfig(max_completion_length=24, num_generations=4, **trainer_options(folder))
+    RLOOTrainer(small_llama(), text_rewards, arguments, train_dataset=data, processing_class=tokenizer(),
+                peft_config=LoraConfig(r=4, target_modules="all-linear")).train()  # fmt: skip
+
+
+def trl_sft_offloaded(folder: Path) -> None:
+    """Which tensors TRL moves to the host depends on which of them lie where others were."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    data = Dataset.from_dict({"text": [words(250 - row, row) for row in range(16)]})
+    arguments = SFTConfig(
+        max_length=256, activation_offloading=True, gradient_checkpointing=False, **trainer_options(folder)
+    )
+    SFTTrainer(small_llama(), arguments, train_dataset=data, processing_class=tokenizer()).train()
+
+
 def sentence_pairs(folder: Path) -> None:
     from datasets import Dataset
     from sentence_transformers import (
@@ -406,6 +454,10 @@ NEEDS: dict[Callable[[Path], None], tuple[str, ...]] = {
     trl_sft: ("trl", "transformers", "triton"),
     trl_sft_lora: ("trl", "transformers", "peft", "triton"),
     trl_dpo: ("trl", "transformers", "triton"),
+    trl_grpo: ("trl", "transformers", "triton"),
+    trl_grpo_reference: ("trl", "transformers", "triton"),
+    trl_rloo: ("trl", "transformers", "peft", "triton"),
+    trl_sft_offloaded: ("trl", "transformers", "triton"),
     sentence_pairs: ("sentence-transformers", "transformers"),
 }
 CASES = {case.__name__: case for case in NEEDS}

@@ -234,7 +234,7 @@ def _data_ptr(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[s
         return int(func(tensor))
     if not tensor.untyped_storage().nbytes():
         return 0
-    return int(tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size())
+    return int(view.gpu.address(tensor.untyped_storage()) + tensor.storage_offset() * tensor.element_size())
 
 
 def _to(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

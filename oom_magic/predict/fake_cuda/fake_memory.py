@@ -31,6 +31,8 @@ from oom_magic.predict.operators.gradients import RunningNode
 if TYPE_CHECKING:
     from oom_magic.predict.operators.known_values.values import Values
 
+_CARD_BITS = 48  # an address on a card has its number above them; no address of a process is as high
+
 
 class OverwrittenError(RuntimeError):
     """Code reads a tensor whose memory others have: PyTorch's own error, which a real run raises, too."""
@@ -87,6 +89,12 @@ class FakeMemory:
         """The entry of a fake tensor's storage; None for a real tensor."""
         with DisableTorchFunction():
             return self._storages.get(storage_under(tensor)._cdata) if tensor.is_meta else None
+
+    def address(self, storage: torch.UntypedStorage) -> int:
+        """Where a fake storage lies: in a block of the card, which others get after it, or at an address of its own."""
+        known = self._storages.get(storage._cdata)
+        block = None if known is None else self.recorders[known.card].blocks.get(known.allocation)
+        return storage._cdata if known is None or block is None else known.card + 1 << _CARD_BITS | block.address
 
     def place(self, tensor: torch.Tensor) -> Place | None:
         """Where a fake tensor is; None for a real one."""

@@ -152,7 +152,7 @@ def storages_followed(gpu: FakeGPU) -> dict[str, Any]:
     original, address = torch.UntypedStorage.clone, torch.UntypedStorage.data_ptr
 
     def data_ptr(storage: torch.UntypedStorage) -> int:
-        return storage._cdata if storage.device == META and storage.nbytes() else address(storage)
+        return gpu.address(storage) if storage.device == META and storage.nbytes() else address(storage)
 
     def clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
