@@ -121,3 +121,27 @@ def test_a_search_that_does_not_fit_is_advised_in_parts(corpus: str, around: str
     head = f"parts = []\nfor queries_part in queries.split({first.values['after']}):\n"
     instead = f"# instead of {(around or search).split(';')[0].splitlines()[0]}"
     assert first.code.startswith(head) and instead in first.code and "del scores" in first.code
+
+
+def test_several_answers_to_each_prompt_are_advised_for_some_prompts_at_a_time() -> None:
+    """The model is called with more rows than the user has prompts."""
+
+    class Answering(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4096, 4096)
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return self.layer(rows).relu()
+
+        @torch.no_grad()
+        def generate(self, rows: torch.Tensor, answers: int) -> torch.Tensor:
+            return self(rows.repeat_interleave(answers, 0))[:, :8].clone()
+
+    seen = {"torch": torch, "net": Answering().eval(), "prompts": torch.zeros(1024, 4096)}
+    tree = ast.parse("net.cuda()\nout = net.generate(prompts.cuda(), 8)")
+    rehearsal = CellRehearsal(lambda code, known: exec(compile(code, "<cell>", "exec"), known), tree, seen)
+    evaluator = RemedyEvaluator(rehearsal, Situation(300 * 2**20, find_gpu("RTX 3060"), total_bytes=400 * 2**20))
+    first = ranked(list(evaluator.remedies()))[0]
+    assert first.key == "smaller_evaluation" and first.fits and first.values["before"] == 1024
+    assert f"net.generate(prompts[at:at + {first.values['after']}].cuda(), 8)" in first.code

@@ -177,13 +177,14 @@ class CellRehearsal:
         rows, number = self.sizes.get("batch", 1), 0 if self._fullest is None else self._fullest.number
         if self._named_batches(rows):
             return
-        for batch in (rows // each for each in range(2, min(rows // 2, _MOST_ROWS) + 1) if rows % each == 0):
-            expected = ExpectedInputs(number, partial(has_rows, rows // batch))
-            for parameter in self._named_batches(batch):
-                with contextlib.suppress(NotEvaluatedError):
-                    self._execute((expected,), {parameter: 1})
-                    self.parameters["batch"], self.sizes = parameter, {**self.sizes, "batch": batch}
-                    return
+        several = [each for each in range(2, min(rows // 2, _MOST_ROWS) + 1) if rows % each == 0]
+        followed, self.calls_followed = self.calls_followed, number + 1  # where nothing is trained, no more has to run
+        for each, parameter in ((each, one) for each in several for one in self._named_batches(rows // each)):
+            with contextlib.suppress(NotEvaluatedError):
+                self._execute((ExpectedInputs(number, partial(has_rows, each)),), {parameter: 1})
+                self.parameters["batch"], self.sizes = parameter, {**self.sizes, "batch": rows // each}
+                break
+        self.calls_followed = followed
 
     def _find_rows(self) -> None:
         """The rows that a cell computes something of without a model, such as queries of a corpus."""
@@ -192,10 +193,11 @@ class CellRehearsal:
             self.parameters["batch"], self.sizes = parameter, {"batch": found[1] if found else 0}
 
     def _named_batches(self, value: int) -> list[SizeParameter]:
-        """What is called a batch, or stands first in shapes, and has that value."""
-        found = find_size_parameters(self._tree, self._names, "batch", value, self._arguments)
+        """What is called a batch, or stands first in shapes, or are rows of a call to take in parts, of that number."""
+        is_free = self._fullest is not None and self._fullest.only_evaluates
+        found = find_size_parameters(self._tree, self._names, "batch", value, self._arguments, is_free)
         leading = leading_names(self._tree)
-        return [one for one in found if one.is_named or one.label in leading][:1]
+        return [one for one in found if one.is_named or one.label in leading or not one.label][:1]
 
     @property
     def is_evaluation(self) -> bool:

@@ -157,6 +157,28 @@ how = {"max_new_tokens": 400, "min_new_tokens": 400, "do_sample": False, "pad_to
     },
 )
 
+NOTEBOOKS["several answers to each prompt"] = Notebook(
+    (
+        HEAD
+        + """
+llm = LlamaForCausalLM(LlamaConfig(hidden_size=1024, intermediate_size=1408, num_hidden_layers=4, num_attention_heads=8,
+                                   num_key_value_heads=8, vocab_size=8192)).cuda().half().eval()
+prompts = torch.randint(3, 8192, (64, 128), device="cuda")
+how = {"max_new_tokens": 200, "min_new_tokens": 200, "do_sample": True, "num_return_sequences": 8, "pad_token_id": 0}
+""",
+        "out = {OUT}",
+    ),
+    {"OUT": WHOLE},
+    FILLED,
+    names("smaller_evaluation"),
+    {
+        "smaller_evaluation": lambda before, remedy: {
+            **before,
+            "OUT": f"torch.cat([{PART.format(**remedy)} for at in range(0, 64, {remedy['after']})])",
+        }
+    },
+)
+
 NOTEBOOKS["embeddings with their graphs"] = Notebook(
     (
         SMALL
