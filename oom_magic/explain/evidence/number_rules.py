@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
@@ -355,6 +356,9 @@ def observations(failure: Failure) -> Iterator[Evidence]:
         yield Evidence("meaning_told" if said else f"meaning_{failure.format}", said)
 
 
+_GB = re.compile(r"\d ?[GM]B\b")
+
+
 def facts_about(failure: Failure, clues: Clues) -> tuple[Evidence, ...]:
     """Facts that keep a reader of this message, and of the text around it, from a wrong conclusion."""
     accumulation = (Evidence("fact_accumulation"),) if clues.names_accumulation and failure.is_oom else ()
@@ -379,6 +383,8 @@ def _facts(failure: Failure) -> Iterator[Evidence]:
         yield Evidence("fact_process_size_unknown")
     if failure.private_pool_bytes:
         yield Evidence("fact_private_pools", {"private_pool_bytes": failure.private_pool_bytes})
+    if failure.backend == "mps" and _GB.search(failure.text):
+        yield Evidence("fact_binary_gb")  # aten/src/ATen/mps/MPSAllocator.mm, format_size
     if failure.format == "cuda_cached_0.4.1-1.3":
         yield Evidence("fact_cached_excludes_allocated")
     is_misreported = (failure.free_bytes or 0) > (failure.total_bytes or failure.free_bytes or 0)

@@ -255,6 +255,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("device_side_assert", "cuda", False, r"block:\[[\d,]{5,30}\],thread:\[[\d,]{5,30}\]assertion"),
     ("illegal_memory_access", "cuda", False, r"illegalmemoryaccess"),
     ("illegal_memory_access", "hip", False, r"memoryaccessfaultbygpu"),
+    ("size_overflow", None, False, r"storagesizecalculationoverflowed|tryingtocreatetensorwithnegativedimension"),
     ("cuda_invalid_config", "cuda", False, r"invalidconfigurationargument"),
     ("misaligned_address", "cuda", False, r"misalignedaddress"),
     (

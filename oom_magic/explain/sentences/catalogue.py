@@ -315,6 +315,7 @@ CATALOGUE: Sentences = {
         "Process {pid} ({own_bytes}) is this very process: inside a container, the message shows its process"
         " ID on the host."
     ),
+    "fact_binary_gb": "The message's GB and MB are 1024-based: the same numbers as GiB and MiB here.",
     "fact_process_size_unknown": "A size of 17179869184.00 GiB means that the driver does not report it.",
     "fact_accumulation": (
         "Gradient accumulation does not change the memory of a step: microbatches run one after the other, so"

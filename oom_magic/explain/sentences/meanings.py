@@ -15,6 +15,10 @@ MEANINGS: Sentences = {
         "The requested size is an overflowed number (near 2**64 bytes it is a negative one): sizes multiplied on"
         " the failing line exceed what their integer type holds, or a shape there is wrong."
     ),
+    "meaning_size_overflow": (
+        "A tensor was to be made with a size that overflowed or is negative: a wrong number in the program, not a full"
+        " device."
+    ),
     "meaning_cuda_malloc_async": "The driver's own allocator (cudaMallocAsync) ran out of memory.",
     "meaning_cuda_thc_pre0.4.1": (
         "PyTorch 0.4.0 or older (or Torch for Lua) ran out of device memory; it prints no sizes."

@@ -374,7 +374,7 @@ _ASKED = re.compile(
     r"|\s{0,2}(?:is|are) there (?:any|a|some) (?:ways?|options?|possibilit|chance)", re.I,
 )  # fmt: skip
 _ASKED_AT_END = re.compile(r"[^\n。！.!，,]{0,10}(?:吗|么|呢)?\s?[?？]|[^\n。！.!?？，,]{0,6}吗")
-_ASKED_BEFORE = re.compile(r"(?:是不是|是否|难道|请问[^\n。]{0,8}是)[^\n。！？?]{0,16}$")
+_ASKED_BEFORE = re.compile(r"(?:是不是|是否|难道|请问[^\n。]{0,8}是)[^\n。！？?]{0,16}$|请问[^\n。！？?]{0,40}$")
 _LONGEST_STORY = 10_000  # longer texts are logs
 # Lines of code and frames: what they do is not what their author says of the run.
 CODE_LINE = re.compile(

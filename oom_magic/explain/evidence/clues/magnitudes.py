@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from oom_magic.units import GIB
@@ -54,6 +55,7 @@ _SEQUENCE = re.compile(
     r"|(?:lengths?|sequences?) (?:reach\w*|of|is|to)\s(\d{1,4})\s?(k)\b",
     re.I | re.A,
 )
+_OF_WORDS = re.compile(r"vocab\w*\W(?:\w+ )?$", re.I)  # a vocabulary of 32k tokens is no sequence
 _RECORDING = re.compile(
     r"(?:(?P<hours>\d{1,2}(?:\.\d)?)[- ]?(?:hours?|hrs?)|(?P<minutes>\d{1,3})[- ]?min(?:ute)?s?)(?: (?:of|long))?[- ]"
     r"(?:\w+ )?(?:audio|videos?|recordings?|speech|wav|mp3|files?)\b",
@@ -165,11 +167,8 @@ def large_inputs(text: str) -> tuple[Magnitude, ...]:
     named = _PICTURE_NAME.search(text)
     if named:
         found.setdefault("picture", Magnitude("picture", named.group().strip()))
-    for match in _SEQUENCE.finditer(text):
-        digits = match.group(1) or match.group(3) or match["tokens"] or match.group(6)
-        thousand = match.group(2) or match.group(4) or match.group(7)
-        if _number(digits) * (1_000 if thousand else 1) >= _LARGE_SEQUENCE:
-            found.setdefault("sequence", Magnitude("sequence", match.group().strip()))
+    for words in _long_sequences(text):
+        found.setdefault("sequence", Magnitude("sequence", words))
     recording = _RECORDING.search(text)
     if recording is not None and float(recording["hours"] or 0) + float(recording["minutes"] or 0) / 60 >= _LONG_HOURS:
         found["recording"] = Magnitude("recording", recording.group().strip())
@@ -185,6 +184,16 @@ def large_inputs(text: str) -> tuple[Magnitude, ...]:
         if count >= _LARGE_COUNTS.get(kind, 10**12):
             found.setdefault(kind, Magnitude(kind, match.group().strip()))
     return tuple(found.values())
+
+
+def _long_sequences(text: str) -> Iterator[str]:
+    """The words for sequences that are long; the number of a vocabulary's words is not one's length."""
+    for match in _SEQUENCE.finditer(text):
+        digits = match.group(1) or match.group(3) or match["tokens"] or match.group(6)
+        thousand = match.group(2) or match.group(4) or match.group(7)
+        is_long = _number(digits) * (1_000 if thousand else 1) >= _LARGE_SEQUENCE
+        if is_long and not _OF_WORDS.search(text[: match.start()][-24:]):
+            yield match.group().strip()
 
 
 def picture_positions(text: str) -> dict[str, int]:

@@ -147,9 +147,10 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
 
 
 def _may_have_batch(diagnosis: Diagnosis) -> bool:
-    """Whether a batch is named, or the run is one of a network that is no graph, scene or forest."""
-    is_of_network = is_of_pytorch(diagnosis) or bool({"attends", "of_text"} & diagnosis.told)
-    return "names_batch" in diagnosis.told or (is_of_network and not _WITHOUT_BATCH & diagnosis.told)
+    """Whether a batch is named, or a message stands alone: of 33 answers read blind that told of a microbatch 6 were
+    about a run without one, of 60 that told of less input one was wrong."""
+    is_bare = "in_prose" not in diagnosis.told and not _WITHOUT_BATCH & diagnosis.told
+    return "names_batch" in diagnosis.told or (is_bare and is_of_pytorch(diagnosis))
 
 
 def _whose_loop(diagnosis: Diagnosis) -> set[str]:
