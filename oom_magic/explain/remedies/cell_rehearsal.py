@@ -179,7 +179,7 @@ class CellRehearsal:
             return
         several = [each for each in range(2, min(rows // 2, _MOST_ROWS) + 1) if rows % each == 0]
         followed, self.calls_followed = self.calls_followed, number + 1  # where nothing is trained, no more has to run
-        for each, parameter in ((each, one) for each in several for one in self._named_batches(rows // each)):
+        for each, parameter in ((times, one) for times in several for one in self._named_batches(rows // times)):
             with contextlib.suppress(NotEvaluatedError):
                 self._execute((ExpectedInputs(number, partial(has_rows, each)),), {parameter: 1})
                 self.parameters["batch"], self.sizes = parameter, {**self.sizes, "batch": rows // each}
