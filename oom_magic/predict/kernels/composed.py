@@ -18,9 +18,12 @@ from oom_magic.predict.operators.calls import existing
 aten = torch.ops.aten
 
 
-def _multinomial(weights: torch.Tensor, num_samples: int, replacement: bool = False, **_: Any) -> torch.Tensor:
+def _multinomial(
+    weights: torch.Tensor, num_samples: int, replacement: bool = False, out: torch.Tensor | None = None, **_: Any
+) -> torch.Tensor:
     """aten/src/ATen/native/Distributions.cpp, ``multinomial_out``, and cuda/MultinomialKernel.cu."""
-    result = weights.new_empty((*weights.shape[:-1], num_samples), dtype=torch.int64)
+    shape = (*weights.shape[:-1], num_samples)
+    result = weights.new_empty(shape, dtype=torch.int64) if out is None else out.resize_(shape)
     if replacement and num_samples > 1:
         scratch = [torch.empty_like(weights) for _ in ("distribution", "normalized", "running sums")]
         while scratch:
@@ -380,6 +383,7 @@ def _draw_in_place(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs
 HANDLERS: dict[OpOverload, Handler] = existing({
     "normal_": _draw_in_place,
     "multinomial": _handler(_multinomial),
+    "multinomial.out": _handler(_multinomial),
     "masked_scatter_backward": _handler(_masked_scatter_backward),
     "affine_grid_generator": _handler(_affine_grid),
     "affine_grid_generator_backward": _handler(_affine_grid_backward),

@@ -55,6 +55,16 @@ def make_outputs(call: Call) -> None:
         call.output(position)
 
 
+def then_copied(rule: Rule) -> Rule:
+    """A variant that copies a result of its own into the given one."""
+
+    def rule_of_variant(call: Call) -> None:
+        call.take_like(call.outputs[0])
+        rule(call)
+
+    return rule_of_variant
+
+
 def _complex_to_real(call: Call) -> None:
     """aten/src/ATen/native/UnaryOps.cpp, ``unary_op_impl_with_complex_to_float_out``: complex numbers first."""
     make_outputs(call)

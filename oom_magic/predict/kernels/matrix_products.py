@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from oom_magic.memory.categories import Category
 from oom_magic.predict.fake_cuda.operator_table import Rule
 from oom_magic.predict.instrumentation.recorder import SizeFunction
+from oom_magic.predict.kernels.copies import then_copied
 from oom_magic.predict.kernels.scratch import HERE, cublas_bytes, cublas_lt_bytes
 from oom_magic.predict.operators.calls import Call, Kernel, existing
 from oom_magic.predict.setups.gpus import GPU
@@ -59,7 +60,11 @@ def product_rules(gpu: GPU) -> dict[OpOverload, Rule]:
     """The rules of the products, in one process on this card."""
     products = (aten.mm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.dot, aten.vdot, aten.addbmm)
     rules: dict[OpOverload, Rule] = {packet.default: _product for packet in products}
-    rules[aten.addmm.default] = _biased_product
+    rules |= {
+        aten.addmm.default: _biased_product,
+        aten.dot.out: then_copied(_product),
+        aten.vdot.out: then_copied(_product),
+    }
     in_another: dict[str, Rule] = dict.fromkeys(map("{}.dtype".format, _IN_ANOTHER_TYPE), _product)
     return {**rules, **existing(in_another | {"_grouped_mm": partial(_grouped_product, gpu)})}
 

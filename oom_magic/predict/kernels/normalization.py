@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.operator_table import Rule
 from oom_magic.predict.kernels.copies import contiguous, make_outputs
-from oom_magic.predict.kernels.reductions import take_buffers
+from oom_magic.predict.kernels.reductions import accumulator_bytes, all_dims, take_buffers
 from oom_magic.predict.kernels.scratch import last_power_of_2
 from oom_magic.predict.operators.calls import Call, existing
 from oom_magic.predict.setups.gpus import GPU
@@ -253,15 +253,21 @@ def _safe_softmax(call: Call) -> None:
 
 
 def _logsumexp(call: Call) -> None:
-    """aten/src/ATen/native/ReduceOps.cpp, ``logsumexp_out_impl``: the maxima, a mask of the infinite ones, the
-    exponentials."""
-    tensor, made = call.args[0], call.outputs[0]
+    """aten/src/ATen/native/ReduceOps.cpp, ``logsumexp_out``: the maxima, a mask of the infinite ones, the sum of the
+    exponentials; all of floats."""
+    made = call.outputs[0]
+    is_float = call.args[0].is_floating_point() or call.args[0].is_complex()
+    converted = -1 if is_float else call.take_like(call.args[0], made.dtype)
+    tensor = call.args[0] if is_float else torch.empty_like(call.args[0], dtype=made.dtype)
+    dims = all_dims(tensor, call.argument(1))
     maxima = call.take_like(made)
+    call.give_back(*reversed(take_buffers(call, tensor, dims, tensor.element_size())))
     magnitudes = call.take_like(made)
     call.give_back(call.take_like(made, torch.bool), magnitudes)
     exponentials = call.take_like(tensor)
     call.output(0)
-    call.give_back(exponentials, maxima)
+    call.give_back(*reversed(take_buffers(call, tensor, dims, accumulator_bytes(tensor, made))))
+    call.give_back(exponentials, maxima, converted)
 
 
 RULES: dict[OpOverload, Rule] = {

@@ -7,14 +7,14 @@ TensorTopK.cpp and .cu (``mbtopk::launch``), ScanKernels.cpp.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import ceil, log, log2
 
 import torch
 from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.operator_table import Rule
-from oom_magic.predict.kernels.copies import make_outputs
+from oom_magic.predict.kernels.copies import make_outputs, then_copied
 from oom_magic.predict.kernels.scratch import (
     count_bytes,
     counts_of_blocks,
@@ -37,13 +37,13 @@ aten = torch.ops.aten
 _INDEX = 8  # bytes
 _PAIR = 8  # bytes: a position and its row
 _SMALL_SORT = 4096  # elements of a slice that one thread block sorts (``should_use_small_sort``)
+_MODE_IN_BLOCK = 2048  # elements of a slice that one thread block searches for its mode
 _FEW_ROWS = 128  # fewer slices are sorted together, then separated again (``launch_stable_sort_kernel``)
 _ROW_FILLS_CARD = 1_000_000  # rows of at least this many elements are sorted one by one (likewise)
 _DIGITS = 256
 # ``should_use_multiblock``: with at most so many slices, those of at least this length are searched by several blocks
 # each.
 _MULTIBLOCK = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800), (1 << 32, 400))
-_OWN = 0  # an accumulator of the input's own type
 
 
 def take_buffers(
@@ -65,7 +65,7 @@ def take_buffers(
 def take_sum_buffers(call: Call, elements: torch.Tensor) -> None:
     """The buffers of the sum or mean of a dense tensor with this number of elements of this type."""
     flat = torch.empty(elements.numel(), dtype=elements.dtype, device="meta")
-    take_buffers(call, flat, (0,), _accumulator_bytes(flat, flat))
+    take_buffers(call, flat, (0,), accumulator_bytes(flat, flat))
 
 
 def all_dims(tensor: torch.Tensor, dims: int | Iterable[int] | None) -> list[int]:
@@ -74,31 +74,58 @@ def all_dims(tensor: torch.Tensor, dims: int | Iterable[int] | None) -> list[int
     return [dim % max(tensor.dim(), 1) for dim in named] or list(range(tensor.dim()))
 
 
-def _reduces(item_bytes: int | None, dims_at: int, values: int) -> Rule:
+def accumulator_bytes(read: torch.Tensor, made: torch.Tensor) -> int:
+    """Of a sum's accumulator: of floats at least 4."""
+    return max(read.element_size(), 4) if read.is_floating_point() else max(made.element_size(), 1)
+
+
+def _own_bytes(read: torch.Tensor, _made: torch.Tensor) -> int:
+    """ReduceMaxValuesKernel.cu, ReduceMinValuesKernel.cu."""
+    return read.element_size()
+
+
+def _truth_bytes(_read: torch.Tensor, _made: torch.Tensor) -> int:
+    """ReduceLogicKernel.cu: a bool, whatever is read."""
+    return 1
+
+
+def _place_bytes(_read: torch.Tensor, _made: torch.Tensor) -> int:
+    """ReduceArgMaxKernel.cu, TensorCompare.cu: a value and where it is."""
+    return 16
+
+
+def _moment_bytes(read: torch.Tensor, _made: torch.Tensor) -> int:
+    """ReduceMomentKernel.cu, ``WelfordData``: mean, squares and two counts, one of them a float."""
+    return 32 if read.element_size() == 8 else 16
+
+
+def _reduces(item_bytes: Callable[[torch.Tensor, torch.Tensor], int], dims_at: int, values: int) -> Rule:
     """Outputs first, then the buffers, which go at the end."""
 
     def rule(call: Call) -> None:
-        tensor = call.args[0]
         make_outputs(call)
-        dims = all_dims(tensor, call.argument(dims_at) if dims_at >= 0 else None)
-        own = tensor.element_size() if item_bytes == _OWN else item_bytes
-        wide = own or _accumulator_bytes(tensor, call.outputs[0])
-        take_buffers(call, _as_read(call, tensor), dims, wide, values=values)
+        dims = all_dims(call.args[0], call.argument(dims_at) if dims_at >= 0 else None)
+        read = call.args[0] if item_bytes is _place_bytes else _as_read(call, call.args[0])
+        take_buffers(call, read, dims, item_bytes(read, call.outputs[0]), values=values)
 
     return rule
 
 
-# Operators with the same kind of reduction: bytes of the accumulator (None: the input's, of floats at least 4), the
-# position of the dimensions among the arguments (-1: all dimensions), values a thread has (``vt0``).
-_REDUCTIONS: tuple[tuple[tuple[OpOverload, ...], tuple[int | None, int, int]], ...] = (
-    ((aten.sum.default, aten.mean.default, aten.prod.default, aten.norm.Scalar, aten.any.default, aten.all.default),
-     (None, -1, 4)),
-    ((aten.sum.dim_IntList, aten.mean.dim, aten.prod.dim_int, aten.any.dim, aten.all.dim), (None, 1, 4)),
-    ((aten.max.default, aten.min.default), (_OWN, -1, 4)),  # ReduceMaxValuesKernel.cu, ReduceMinValuesKernel.cu
-    ((aten.amax.default, aten.amin.default), (_OWN, 1, 4)),
-    ((aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim), (None, 2, 4)),
-    ((aten.argmax.default, aten.argmin.default), (16, 1, 4)),
-    ((aten.std.correction, aten.var.correction, aten.var_mean.correction), (16, 1, 2)),
+# Operators with the same kind of reduction: bytes of the accumulator, the position of the dimensions among the
+# arguments (-1: all dimensions), values a thread has (``vt0``).
+_REDUCTIONS: tuple[
+    tuple[tuple[OpOverload, ...], tuple[Callable[[torch.Tensor, torch.Tensor], int], int, int]], ...
+] = (
+    ((aten.sum.default, aten.mean.default, aten.prod.default, aten.norm.Scalar), (accumulator_bytes, -1, 4)),
+    ((aten.sum.dim_IntList, aten.mean.dim, aten.prod.dim_int, aten.nansum.default), (accumulator_bytes, 1, 4)),
+    ((aten.any.default, aten.all.default), (_truth_bytes, -1, 4)),
+    ((aten.any.dim, aten.all.dim, aten.any.dims, aten.all.dims), (_truth_bytes, 1, 4)),
+    ((aten.max.default, aten.min.default), (_own_bytes, -1, 4)),
+    ((aten.amax.default, aten.amin.default), (_own_bytes, 1, 4)),
+    ((aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim), (accumulator_bytes, 2, 4)),
+    ((aten.argmax.default, aten.argmin.default, aten.max.dim, aten.min.dim), (_place_bytes, 1, 4)),
+    ((aten.std.correction, aten.var.correction, aten.var_mean.correction, aten.std_mean.correction),
+     (_moment_bytes, 1, 2)),
 )  # fmt: skip
 
 
@@ -108,24 +135,18 @@ def _extremes(call: Call) -> None:
     make_outputs(call)
     if dim is None and not tensor.is_contiguous():
         call.take_like(tensor)
-    take_buffers(call, tensor if dim is not None else tensor.new_empty(tensor.shape), all_dims(tensor, dim), 8)
+    read = tensor if dim is not None else tensor.new_empty(tensor.shape)
+    take_buffers(call, read, all_dims(tensor, dim), 2 * tensor.element_size())
 
 
 def _as_read(call: Call, tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that the kernel reads: cast first when the result has another type (``make_reduction``)."""
     made = call.outputs[0]
-    is_position = tensor.is_floating_point() and made.dtype is torch.int64  # argmax
     is_cast_inside = tensor.dtype in (torch.float16, torch.bfloat16) and made.dtype is torch.float32
-    if made.dtype is tensor.dtype or is_cast_inside or made.dtype in (torch.bool, torch.uint8) or is_position:
+    if made.dtype is tensor.dtype or is_cast_inside or made.dtype in (torch.bool, torch.uint8):
         return tensor
     call.take_like(tensor, made.dtype)
     return torch.empty_like(tensor, dtype=made.dtype)
-
-
-def _accumulator_bytes(tensor: torch.Tensor, made: torch.Tensor) -> int:
-    if tensor.is_floating_point():
-        return max(tensor.element_size(), 4)
-    return max(made.element_size(), 1)
 
 
 def _foreach_norm(call: Call) -> None:
@@ -228,9 +249,19 @@ def _topk(call: Call) -> None:
         call.give_back(call.take_like(values, torch.int64), *reversed(order))
 
 
+def _mode(call: Call) -> None:
+    """TensorModeKernel.cpp, ``mode_kernel_impl``: slices in rows, on a copy of their own where each needs more than a
+    thread block (what Thrust takes then is not known)."""
+    make_outputs(call)
+    tensor, dim = call.args[0], call.argument(1, -1)
+    is_long = tensor.dim() > 0 and tensor.shape[dim] > _MODE_IN_BLOCK
+    if tensor.dim() and (is_long or not tensor.transpose(dim, -1).is_contiguous()):
+        call.take_like(tensor)
+
+
 def _search_by_blocks(call: Call, num_slices: int, length: int, item_bytes: int) -> None:
     """``mbtopk::launch``: digits are counted by each block, then over all blocks of a slice."""
-    taken = [call.take(num_slices * each) for each in (item_bytes, 8, 8)]
+    taken = [call.take(num_slices * each) for each in (item_bytes, 8, 2 * max(item_bytes, 4))]
     taken.append(call.allocate_scratch(counts_of_blocks, num_slices, length, _DIGITS * 2))
     taken.append(call.take(num_slices * _DIGITS * 4))
     taken += [call.allocate_scratch(counts_of_blocks, num_slices, length, 4) for _ in ("above", "at the value sought")]
@@ -346,6 +377,8 @@ RULES: dict[OpOverload, Rule] = {
     aten.cumprod.default: _running,
     aten.logcumsumexp.default: _running,
     aten.histc.default: _histogram,
+    aten.histc.out: then_copied(_histogram),
+    aten.mode.default: _mode,
     aten.bincount.default: _counts,
     aten._unique2.default: _unique,
     aten.unique_consecutive.default: _unique_in_order,
