@@ -127,3 +127,48 @@ def test_the_gigabytes_of_a_mac_are_told_as_what_they_are():
         " GB). Tried to allocate 768.00 MB on private pool."
     )
     assert "the same numbers as GiB and MiB here" in _shown(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "not_said"),
+    [
+        pytest.param(
+            "trying to quantize the 13B model, 12GB VRAM is not enough: out of memory in the evaluation",
+            "what one pass computes",
+            "read as 13 billion",
+            id="a quantizer holds a layer at a time",
+        ),
+        pytest.param(
+            "On an otherwise empty server (nvidia-smi only lists my process): RuntimeError: CUDA out of memory. Tried to"
+            " allocate 750.00 MiB (GPU 1; 15.78 GiB total capacity; 178.27 MiB already allocated; 262.50 MiB free; 434.00"
+            " MiB reserved in total by PyTorch)",
+            "another library in the same process",
+            "Close the other programs",
+            id="no other process is there",
+        ),
+        pytest.param(
+            "CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 0 has a total capacity of 31.36 GiB of which 462.06 MiB"
+            " is free. Including non-PyTorch memory, this process has 30.88 GiB memory in use. Of the allocated memory 5.94"
+            " GiB is allocated by PyTorch, and 673.03 MiB is reserved by PyTorch but unallocated.",
+            "24.28 GiB are held outside PyTorch",
+            "establish the cause",
+            id="the process holds it outside PyTorch",
+        ),
+        pytest.param(
+            "ComfyUI VAEDecode goes OOM in the decoding: Allocation on device. I reduced the tile size to 8. No luck.",
+            "VAE",
+            "Decode in tiles",
+            id="tiles were tried",
+        ),
+        pytest.param(
+            "OOM. I quantized it before with the old version. A workaround by offloading to CPU would be appreciated",
+            "",
+            "It proposes",
+            id="what is asked for is not proposed",
+        ),
+    ],
+)  # fmt: skip
+def test_the_author_s_own_account_is_not_contradicted(text, said, not_said):
+    shown = _shown(text)
+    assert said in shown
+    assert not_said not in shown

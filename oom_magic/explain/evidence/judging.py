@@ -236,8 +236,9 @@ def _resembles_reports(failure: Failure | None, clues: Clues) -> bool:
 def _by_precedent(failure: Failure | None, clues: Clues, shares: Mapping[Cause, float]) -> Iterator[Support]:
     """The causes of similar public reports, where there is no clearer evidence."""
     is_of_device = failure is not None and failure.backend not in (None, "cpu") and "host_fills" not in clues.run.told
-    impossible = excluded_causes(failure, clues) | _unshown(failure, clues)
-    impossible |= HOST_CAUSES if is_of_device else frozenset()
+    is_of_device = is_of_device or "ram_is_free" in clues.run.told
+    impossible = (HOST_CAUSES if is_of_device else frozenset()) | _contradicted(failure) | _unshown(failure, clues)
+    impossible |= {Cause.OTHER_PROCESS} if "device_idle" in clues.run.told else frozenset()
     likely = ((cause, share) for cause, share in shares.items() if cause not in impossible)
     for cause, share in islice(likely, _MOST_POSSIBLE):
         yield Support(cause, _MOST_BY_PRECEDENT * math.sqrt(share), Evidence("precedents"))

@@ -67,7 +67,7 @@ def number_rules(failure: Failure, clues: Clues) -> Iterator[Support]:
     yield from _private_pools(failure)
     yield from _too_big_request(failure, clues)
     yield from _above_block_limit(failure)
-    yield from _others(failure)
+    yield from [*_within(failure, clues)] or _others(failure)
     yield from _little_of_its_own(failure, clues)
     yield from _mps(failure, clues)
     yield from _fragmentation(failure, clues)
@@ -162,6 +162,17 @@ def _above_block_limit(failure: Failure) -> Iterator[Support]:
     if free is not None and free >= requested:
         values = {"requested_bytes": requested, "free_bytes": free, "limit_bytes": _XPU_BLOCK_BYTES}
         yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.85, Evidence("above_block_limit", values))
+
+
+def _within(failure: Failure, clues: Clues) -> Iterator[Support]:
+    """Memory that this process holds outside PyTorch: by the message, or as no other runs there."""
+    total, held, own = failure.total_bytes or 0, failure.pytorch_bytes, failure.own_process_bytes
+    if own is None and "alone" in clues.run.told:
+        own = (held or 0) + (others_bytes(failure) or 0)
+    outside = (own or 0) - (held or 0)
+    if held is not None and outside >= max(_MOST_OF_A_CONTEXT, total * MIN_OTHERS_SHARE) and outside > held:
+        values = {"other_bytes": outside, "held_bytes": held}
+        yield Support(Cause.OTHER_PROCESS, 0.6, Evidence("held_within", values))
 
 
 def _others(failure: Failure) -> Iterator[Support]:
@@ -356,6 +367,7 @@ def observations(failure: Failure) -> Iterator[Evidence]:
         yield Evidence("meaning_told" if said else f"meaning_{failure.format}", said)
 
 
+_MOST_OF_A_CONTEXT = 2 * GIB  # what CUDA and its libraries take of a device
 _GB = re.compile(r"\d ?[GM]B\b")
 
 

@@ -21,6 +21,10 @@ CATALOGUE: Sentences = {
     ),
     "cause_fragmentation_free": "Fragmentation: what is free is in pieces too small for the request.",
     "cause_other_process": "Another process holds a large part of this device's memory.",
+    "cause_other_process_within": (
+        "Something outside PyTorch holds a large part of this device's memory: another library in the same process, or"
+        " another process."
+    ),
     "cause_other_process_models": "Other models hold a large part of this device's memory.",
     "cause_request_alone_too_big": "A single tensor is larger than the device allows, however empty it is.",
     "cause_weights_too_big": "The model's weights do not fit on the device.",

@@ -46,6 +46,8 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = "_reserved"
     elif cause is Cause.OTHER_PROCESS and "models_beside" in diagnosis.told:
         suffix = "_models"
+    elif cause is Cause.OTHER_PROCESS and any(one.key == "held_within" for one in diagnosis.evidence):
+        suffix = "_within"
     elif cause is Cause.DRIVER_LEVEL and not _is_beside_pytorch(diagnosis):
         suffix = "_elsewhere"
     elif cause is Cause.LEAK_OR_RETAINED_REFERENCE:

@@ -144,7 +144,13 @@ EVIDENCE: Sentences = {
     "index_error_beside": (
         "An index or label out of range can look like this on the GPU; using less memory will not fix it."
     ),
-    "checkpoint_to_gpu": "torch.load() puts a checkpoint back on the GPU from which it was saved.",
+    "checkpoint_to_gpu": (
+        "torch.load() puts a checkpoint where map_location says, and without it on the GPU from which it was saved."
+    ),
+    "held_within": (
+        "{other_bytes} are held outside PyTorch, which itself held {held_bytes}. JAX and TensorFlow reserve most of a"
+        " device when they start."
+    ),
     "told_checkpoint_to_gpu": "Without map_location, torch.load() puts a checkpoint on the GPU that it was saved from.",
     "one_device_holds_more": ("What every process of a job starts or loads on the first GPU adds up there."),
     "one_device_gathers": "nn.DataParallel gathers all outputs on one GPU.",

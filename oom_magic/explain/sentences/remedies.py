@@ -166,9 +166,8 @@ REMEDIES: Sentences = {
     # Settings of inference programs, other devices and the host.
     "setting_unnamed": "the program's setting for it",
     "remedy_shorter_context": ("Allow a shorter context ({setting}): it bounds what a single request can take."),
-    "remedy_shorter_context_any": (
-        "Allow a shorter context, or fewer requests at once: the KV cache takes memory for each token."
-    ),
+    "remedy_shorter_context_any": "Allow a shorter context or fewer requests: the KV cache grows with each token.",
+    "remedy_other_library": "If JAX or TensorFlow runs in the same process, keep it from reserving the device.",
     "remedy_generation_share": ("Give the generation beside the training a smaller share of its device ({setting})."),
     "remedy_swap_blocks": "Keep blocks of the model in RAM until they are needed (blocks_to_swap).",
     "remedy_swap_blocks_if_offered": (

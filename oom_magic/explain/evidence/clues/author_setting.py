@@ -418,6 +418,10 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|\boptimi[sz]er states?\b(?:(?!\bnot\b|n't)[^.\n]){0,24}\b(?:oom|out of memory)\b",
         r"(?:更新参数|参数更新|优化器)[^\n，。]{0,8}(?:爆|溢出|不足|oom)",
     ),
+    "quantizes": said_as(
+        r"\bquanti[sz](?:e|ing)\b|\bcan'?t quant\b|\bfp8 quantization\b|\bquantization (?:goes|script|run|fails)\b",
+        r"量化(?:时|过程|脚本)",
+    ),
     "fills_cache": said_as(  # what was asked for when it failed
         r"\b(?:oom|out of memory|memory(?:error)?)\b[^.\n]{0,40}\b(?:alloc|creat|initiali|reserv|mak|build)\w*"
         r"[^.\n]{0,24}\bkv[- _]?cache\b"

@@ -210,6 +210,12 @@ OTHERS_ON_DEVICE: dict[str, re.Pattern[str]] = {
         r"|(?:停止|结束|退出|中断|杀掉|杀死|ctrl ?\+?c)[^\n]{0,16}(?:显存|gpu)[^\n没未]{0,8}(?:没有?释放|仍|还(?:在|被)"
         r"|占(?!用率|满))",
     ),
+    "alone": said_as(
+        r"\botherwise (?:empty|idle|free|unused)\b",
+        r"\bnvidia-smi\W{0,3} (?:only |just )(?:lists?|shows?) (?:my|one|this|a single)\b",
+        r"\bno other (?:process|program|job)\w*\b[^.\n]{0,30}\b(?:gpus?|cards?|devices?|running)\b",
+        r"\bnothing else (?:is |was )?(?:running|using|on the gpu)\b", r"没有其[他它](?:进程|程序)",
+    ),
     "device_idle": said_as(
         r"(?<!not )(?<!n't )(?<!never )\b(?:ha(?:ve|s|d|ving)|got|with|despite|is|are|was|be|still)\s"
         r"(?:(?!not\b|no\b)\w+\s){0,3}"

@@ -17,7 +17,8 @@ _LOOKS_FOR_A_WAY_OUT = re.compile(
     r"|\bsolutions?\b|how to (?:fix|solve|avoid)|\bworkarounds?\b|\brecommend\w*",
     re.I,
 )
-_QUESTION = re.compile(r"[^.!?\n。！？]{0,400}[?？]")
+# What is asked for is no proposal.
+_QUESTION = re.compile(r"[^.!?\n。！？]{0,400}(?:[?？]|\bwould be (?:\w+ )?(?:appreciated|nice|great|helpful)\b)")
 _LEAST_NAMED = 2  # of causes and fixes: who names one asks about it
 _NOT_CLAIMED = words(TIP, r"If reserved[^\n]{0,160}")
 _CAUSES = (
@@ -53,7 +54,7 @@ _PROPOSALS = (
     ),
     ("checkpointing", words(r"gradient[ _]checkpointing|activation checkpointing|梯度检查点|激活检查点")),
     ("mixed_precision", words(r"混合精度|mixed[ -]precision|\bautocast\b|--use_amp")),
-    ("quantized", words(r"\b[48][- ]?bits?\b[^\n]{0,8}(?:量化|quantiz|load)|量化|load_in_[48]bit|\bquantiz")),
+    ("quantized", words(r"\b[48][- ]?bits?\b[^\n]{0,8}(?:量化|quantiz|load)|量化|load_in_[48]bit")),
     ("offload", words(r"\boffload")),
     ("fsdp", words(r"ZeRO-?\d|\bFSDP\b")),
     ("sdpa", words(r"\bsdpa\b|flash[ _-]?attention")),

@@ -262,8 +262,9 @@ class Clues:
 
     @property
     def is_quantizing(self) -> bool:
-        """Whether the program makes quantized weights."""
-        return self.program is not None and self.program.program.key == "quantizing"
+        """Whether the program makes quantized weights, by its name or by what its user does."""
+        is_named = self.program is not None and self.program.program.key == "quantizing"
+        return is_named or (self.program is None and "quantizes" in self.run.told)
 
     @property
     def tells_of_training(self) -> bool:

@@ -49,7 +49,9 @@ _CHANGES: Mapping[str, re.Pattern[str]] = {
     "tried_watermark": words(r"WATERMARK_RATIO"),
     "tried_vram": words(r"\b(?:low|med|no)[-_]?vram\b"),
     "tried_offload": words(r"\boffload\w*|_offload\b"),
-    "tried_tiles": words(r"\btil(?:ed|ing|es)\b|\b\w{0,24}(?:[dD]e|[eE]n)code_?[tT]iled\b|\btiled_(?:de|en)code\b"),
+    "tried_tiles": words(
+        r"\btil(?:ed|ing|es)\b|\btile[-_ ]?sizes?\b|\b\w{0,24}(?:[dD]e|[eE]n)code_?[tT]iled\b|\btiled_(?:de|en)code\b"
+    ),
     "tried_quantized": words(r"\b[48][- ]?bits?\b|\bquanti[sz]\w+|\bfp8\b|\bgguf\b", r"量化"),
     "tried_restart": words(r"\b(?:restart|reboot)\w*", r"重启"),
     "tried_attention": words(r"\bxformers\b|\bflash[- _]?att\w*|\bsdpa?\b|\battention slicing"),

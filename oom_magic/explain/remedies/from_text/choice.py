@@ -58,6 +58,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "code_carries_state": ("detach_state", "no_grad"),
     "told_graph_kept": ("detach",),
     "told_kv_cache": ("shorter_context_any",),
+    "held_within": ("other_library",),
     "told_no_grad": ("no_grad", "smaller_input"),
     "code_retains_graph": ("no_retain_graph", "detach"),
     "code_infers_with_gradients": ("no_grad", "smaller_evaluation_any"),
@@ -110,7 +111,7 @@ _OF_ANY_RUN = {
 # Evidence that determines the first change in any program.
 _IN_ANY_PROGRAM = {
     "mps_others", "above_block_limit", "offloaded_pinned", "parallel_slots", "told_models_beside", "paddle_share",
-    "told_copies", "driver_buffer_limit", "told_kv_cache",
+    "told_copies", "driver_buffer_limit", "told_kv_cache", "held_within",
     "told_merging", "told_collects", "replay_buffer", "weights_fill_one_card", "told_runs_without",
     "told_idle_devices", "told_split", "smaller_share_helps",
 }  # fmt: skip
