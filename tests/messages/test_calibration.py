@@ -161,6 +161,30 @@ def test_the_gigabytes_of_a_mac_are_told_as_what_they_are():
             id="tiles were tried",
         ),
         pytest.param(
+            "GPU memory increases by 3 GB compared to llama.cpp version a few weeks ago: out of memory",
+            "version from before the update",
+            "try a newer version",
+            id="the newer version is the cause",
+        ),
+        pytest.param(
+            "./ds4-server -m ./ds4flash.gguf --ctx 500000: CUDA OOM while loading model tensors",
+            "",
+            "-ngl",
+            id="another program reads the same files",
+        ),
+        pytest.param(
+            "Running from Colab, it takes all the 12 GB RAM and then crashes, doesn't get to loading the model",
+            "RAM",
+            "swap",
+            id="nobody adds swap to Colab",
+        ),
+        pytest.param(
+            "tts长文本生成: Out of memory error on GPU，在本地电脑也可以",
+            "",
+            "RAM, not GPU",
+            id="the GPU is named",
+        ),
+        pytest.param(
             "OOM. I quantized it before with the old version. A workaround by offloading to CPU would be appreciated",
             "",
             "It proposes",

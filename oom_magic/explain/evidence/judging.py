@@ -249,7 +249,7 @@ def excluded_causes(failure: Failure | None, clues: Clues) -> frozenset[Cause]:
     told = clues.run.told
     words = "" if failure is None else failure.words
     is_of_device = failure is not None and failure.backend not in (None, "cpu") and "host_fills" not in told
-    if words and _OF_MACHINES.search(words):  # a message is a device's; of an author's words, only those that say so
+    if words and (_OF_MACHINES.search(words) or _OF_DEVICES.search(words)):
         is_of_device = _OF_DEVICES.search(words) is not None
     elif not _OF_HOST & told and (failure is None or words):
         is_of_device = True  # nothing speaks of RAM

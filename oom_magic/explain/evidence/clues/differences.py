@@ -156,6 +156,10 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"\b(?:revert|roll|rolled|downgrad)\w*\b(?:[^.\n]|\.\d){0,40}\b(?:ok|works?|worked|fine|fix\w*|solv\w*)\b",
         r"\b(?:i|we)(?:'ve| have)? (?:just |recently )?(?:updated|upgraded)\b[^\n]{0,120}\bnow\b",
         r"\buntil (?:this|that|the last|the latest) (?:commit|update|version|release)\b|\bworked (?:in|on|with) v?\d",
+        r"\b(?:memory|oom|vram|usage) regression\b|\bregression in (?:the |gpu )?(?:\w+ )?(?:memory|vram|usage)\b",
+        r"\bcompared (?:to|with) (?:[\w.]+ ){0,3}versions?\b|\bwhen (?:updat|upgrad)ing (?:it )?(?:from|to)\b",
+        r"\boom\w* (?:in|with) (?:the |this )?(?:new\w*|latest) version\b|\bthen i (?:updated|upgraded)\b",
+        r"\bprevious (?:commit|version|release)\b[^\n]{0,40}\b(?:not oom|n't oom|not fail|fine|works?|worked)\b",
         r"(?:更新|升级)(?:之|以)?后|回退到?[^\n，。]{0,12}(?:正常|可以|好了)",
     ),
     "clearing_helps": said_as(

@@ -244,7 +244,7 @@ PROGRAMS: tuple[Program, ...] = (
         "llama_cpp", "llama.cpp",
         re.compile(
             r"llama_(?:model|kv|new|init|context|cpp)|llama\.cpp|ggml[_-]|LlamaCpp|n_gpu_layers"
-            r"|\bLM ?Studio\b|koboldcpp|llama-(?:server|cli)|\.gguf", re.I
+            r"|\bLM ?Studio\b|koboldcpp|llama-(?:server|cli)", re.I
         ),
         _llama_stages(
             ("llama_context", "llama_cache_type", "llama_layers"), ("llama_layers", "llama_batch", "llama_context"),

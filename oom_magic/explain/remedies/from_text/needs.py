@@ -116,7 +116,7 @@ NEEDS: Mapping[str, Needs] = {
     "pod_memory": _row("has_limit in_pod", absent="tried_limit"),
     "merge_on_host": _row("merges"),
     "state_on_host": _row("has_ranks many_ranks shards", code="fsdp"),
-    "swap": _row(absent="tried_ram"),
+    "swap": _row(absent="tried_ram hosted in_container", instead="hold_less"),
     "page_file": _row(absent="tried_ram"),
     "less_offload": _row("deepspeed", instead="less_offload_any"),
     # Programs.
