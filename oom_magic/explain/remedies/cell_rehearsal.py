@@ -177,12 +177,12 @@ class CellRehearsal:
         rows, number = self.sizes.get("batch", 1), 0 if self._fullest is None else self._fullest.number
         if self._named_batches(rows):
             return
-        several = [each for each in range(2, min(rows // 2, _MOST_ROWS) + 1) if rows % each == 0]
+        possible = [one for one in range(2, min(rows // 2, _MOST_ROWS) + 1) if rows % one == 0]
         followed, self.calls_followed = self.calls_followed, number + 1  # where nothing is trained, no more has to run
-        for each, parameter in ((times, one) for times in several for one in self._named_batches(rows // times)):
+        for several, parameter in ((each, one) for each in possible for one in self._named_batches(rows // each)):
             with contextlib.suppress(NotEvaluatedError):
-                self._execute((ExpectedInputs(number, partial(has_rows, each)),), {parameter: 1})
-                self.parameters["batch"], self.sizes = parameter, {**self.sizes, "batch": rows // each}
+                self._execute((ExpectedInputs(number, partial(has_rows, several)),), {parameter: 1})
+                self.parameters["batch"], self.sizes = parameter, {**self.sizes, "batch": rows // several}
                 break
         self.calls_followed = followed
 
