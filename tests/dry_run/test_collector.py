@@ -137,6 +137,28 @@ def test_what_fills_a_list_from_before_the_run_is_freed_with_the_list(holder: An
     assert id(table["rows"]) == before and not table["rows"]
 
 
+def test_an_error_that_is_kept_holds_nothing_of_its_run_in_the_next_one() -> None:
+    holder = Buffer()
+    kept: list[BaseException] = []
+
+    def fill(times: int) -> None:
+        for _ in range(times):
+            for _ in range(200):
+                holder.rows.append(torch.zeros(1 << 18, device="cuda"))
+            holder.rows = []
+
+    def fills_and_fails() -> None:
+        fill(1)
+        try:
+            torch.zeros(1 << 40, device="cuda")
+        except torch.OutOfMemoryError as error:
+            kept.append(error)
+
+    for program in (fills_and_fails, lambda: fill(2)):
+        report = DrySession(has_bar=False, is_lasting=False).run(program, [{"holder": holder}])
+        assert report.peak_allocated_bytes >> 20 == 200
+
+
 def test_cached_parametrizations_end_with_their_block() -> None:
     def program() -> None:
         layer = parametrizations.weight_norm(torch.nn.Linear(512, 512)).cuda()

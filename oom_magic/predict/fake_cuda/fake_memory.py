@@ -392,8 +392,7 @@ class FakeMemory:
         expression: SizeExpression | None = None,
     ) -> int:
         """Take memory on the current card; the number of the allocation. Raises the simulated OutOfMemoryError."""
-        for release in self.releases:
-            release()
+        self._let_go()
         if torch._C._current_graph_task_id() != -1:
             self.running_node.note(self.current, len(self.recorder.columns))
         line, module = self.attribution.place(phase)
@@ -408,6 +407,11 @@ class FakeMemory:
             raise failure  # outside of the except: the allocator's own error shall not be its context
         finally:
             del failure  # a frame that holds its own error keeps the frames above alive
+
+    def _let_go(self) -> None:
+        """Apart from ``take``: a frame in the traceback of an error that somebody keeps would hold what it names."""
+        for release in self.releases:
+            release()
 
     def _forget(self, entry: Storage) -> None:
         if self._storages.get(entry.key) is entry:
