@@ -402,3 +402,18 @@ def test_attention_without_a_fused_kernel_is_said():
     assert "used no fused kernel (dry_run/test_session.py:" in said and "of tokens, 4.00 MiB, which grow" in said
     assert "fused" not in str(om.dry_run(train, torch.bfloat16, gpu="A100 80GB"))
     assert "fused" not in str(om.dry_run(train, torch.half, gpu="T4"))
+
+
+def test_what_a_model_computes_without_a_graph_is_saved_for_no_backward() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.Linear(2048, 8192))
+
+    def shares(grad: bool) -> tuple[int, int]:
+        def program() -> None:
+            with torch.set_grad_enabled(grad):
+                net.cuda()(torch.zeros(2**16, 512, device="cuda"))
+
+        parts = DrySession("RTX 3060", memory="2 GiB").run(program).breakdown
+        return parts["activation"], parts["temporary"]
+
+    (of_evaluation, temporary), (saved, _rest) = shares(grad=False), shares(grad=True)
+    assert of_evaluation == 0 and temporary > 2**28 < saved

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -62,6 +63,7 @@ class Recorder:
         self.marks: list[Mark] = []
         self.transient: dict[int, int] = {}  # by event: the most bytes that a library may allocate just before it
         self.freed_late: set[int] = set()  # allocations that a real run may free later
+        self._without_graph: list[slice] = []  # allocations of models that ran so
         self.operators = NameTable("")
         self.lines = NameTable(SourceLine("", 0))
         self.modules = NameTable("")
@@ -145,11 +147,20 @@ class Recorder:
         self.blocks = {new: self.blocks[old] for old, new in numbers.items()}
         self.expressions = {numbers[old]: by for old, by in self.expressions.items() if old in numbers}
         self.order, self.marks, self.step = list(numbers.values()), [], 0
-        self.transient, self.freed_late = {}, set()
+        self.transient, self.freed_late, self._without_graph = {}, set(), []
         self.num_before = len(numbers)
         self.allocated = list(accumulate(self.block_bytes))
         self.reserved = [self.allocator.reserved_bytes] * len(self.order)
         return numbers
+
+    @contextmanager
+    def without_graph(self) -> Iterator[None]:
+        """What is allocated inside is saved for no backward, unless one comes before it is freed."""
+        begin = len(self.columns)
+        try:
+            yield
+        finally:
+            self._without_graph.append(slice(begin, len(self.columns)))
 
     def expect_step(self) -> None:
         """Count the time until the next optimizer step from now on."""
@@ -178,7 +189,7 @@ class Recorder:
         return Timeline(
             order=order,
             requested_bytes=requested,
-            category=_with_activations(order, category, phase),
+            category=_with_activations(order, category, phase, self._without_graph),
             phase=phase,
             step=step,
             operator=operator,
@@ -203,8 +214,11 @@ class Recorder:
         )
 
 
-def _with_activations(order: np.ndarray, category: np.ndarray, phase: np.ndarray) -> np.ndarray:
-    """The categories; what a forward allocated and the next backward, or the end, finds alive is an activation."""
+def _with_activations(
+    order: np.ndarray, category: np.ndarray, phase: np.ndarray, without_graph: Sequence[slice]
+) -> np.ndarray:
+    """The categories; what a forward allocated and the next backward finds alive is an activation, and with a graph
+    also what the end finds alive."""
     allocations, frees = np.flatnonzero(order >= 0), np.flatnonzero(order < 0)
     backward = allocations[phase[order[allocations]] == _BACKWARD]
     begin = np.empty(len(category), dtype=np.int64)
@@ -213,4 +227,6 @@ def _with_activations(order: np.ndarray, category: np.ndarray, phase: np.ndarray
     end[~order[frees]] = frees
     next_backward = np.append(backward, len(order))[np.searchsorted(backward, begin)]
     saved = (phase == _FORWARD) & (category == _TEMPORARY) & (end >= next_backward)
+    for some in without_graph:
+        saved[some] &= next_backward[some] < len(order)
     return np.where(saved, _ACTIVATION, category)

@@ -237,6 +237,8 @@ class Training:
                     args, kwargs = change.arguments(args, kwargs)
                     stack.enter_context(change.around_call(module))
                 stack.enter_context(where.inside(module))
+                for recorder in () if torch.is_grad_enabled() else self._gpu.recorders:
+                    stack.enter_context(recorder.without_graph())
                 result = call(module, *args, **kwargs)
             for change in self._changes if _is_model(module) else ():  # a loss is no model
                 result = change.result(result)
