@@ -17,7 +17,7 @@ import torch.utils.dlpack
 from torch.autograd.profiler import record_function
 
 from oom_magic.language import _
-from oom_magic.predict.compiled.calls import scripted_as_written
+from oom_magic.predict.compiled.calls import torchscript_as_written
 from oom_magic.predict.distributed.data_parallel import data_parallel_followed
 from oom_magic.predict.fake_cuda.device_view import (
     DeviceView,
@@ -73,7 +73,7 @@ def torch_patches(cards: Cards, view: DeviceView, assume: Callable[[str], None])
         (torch.autograd, {"_engine_run_backward": run_backward}),
         (torch.nn.functional, attention_in_transforms(gpu.is_on_gpu, gpu.card.capability)),
         *nested_attention_followed(gpu.card.capability, autocast),
-        (torch.jit, {"script": scripted_as_written(torch.jit.script, assume)}),
+        *torchscript_as_written(assume),
         (torch.jit.ScriptModule, {"_apply": moved_in_script(torch.jit.ScriptModule._apply)}),
         (torch.UntypedStorage, storages_followed(gpu)),
         (torch._tensor_str, shown_without_values(view)),

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import oom_magic as om
+from tests.support.versions import recorded_with
 
 
 class Net(nn.Module):
@@ -116,3 +117,42 @@ def test_a_model_with_gradients_gets_another_type_on_the_host() -> None:
 def test_what_torchscript_would_fuse_is_said() -> None:
     report = om.dry_run(lambda: train(scripted(), torch.optim.SGD([torch.zeros(1)]), torch.float32), gpu="RTX 3060")
     assert any(one.text.startswith("torch.jit.script:") for one in report.assumptions)
+
+
+class Convolved(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.Flatten(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).mean(-1)  # type: ignore[no-any-return]
+
+
+def traced_there() -> None:
+    model = Convolved().cuda()
+    model = torch.jit.trace(model, torch.rand(4, 3, 32, 32, device="cuda"))  # type: ignore[no-untyped-call]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for _ in range(3):
+        model(torch.rand(32, 3, 32, 32, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@recorded_with("2.13.0")
+def test_what_is_traced_on_the_pretend_gpu_is_followed_as_written() -> None:
+    """Shapes are tensors while PyTorch traces: a convolution ended the run with an error of PyTorch's."""
+    report = om.dry_run(traced_there, gpu="A100 80GB", stop_after_steps=None)
+    peaks = [[step.peak_allocated_bytes, step.peak_reserved_bytes] for step in report.steps]
+    assert peaks == [[30241792, 46137344], [30398464, 46137344], [30398464, 46137344]]
+    assert any(one.text.startswith("torch.jit.trace:") for one in report.assumptions)
+
+
+def test_a_traced_function_and_a_frozen_model_are_used_on_the_pretend_gpu() -> None:
+    def run() -> None:
+        both = torch.ones(64, 256, device="cuda"), torch.ones(256, 64, device="cuda")
+        product = torch.jit.trace(lambda x, y: (x @ y).softmax(-1), both)  # type: ignore[no-untyped-call]
+        assert product(torch.ones(128, 256, device="cuda"), both[1]).shape == (128, 64)
+        images = torch.rand(4, 3, 32, 32, device="cuda")
+        frozen = torch.jit.freeze(torch.jit.trace(Convolved().cuda().eval(), images))  # type: ignore[no-untyped-call]
+        assert frozen(images).shape == (4, 64)
+
+    om.dry_run(run)
