@@ -156,3 +156,27 @@ def test_a_traced_function_and_a_frozen_model_are_used_on_the_pretend_gpu() -> N
         assert frozen(images).shape == (4, 64)
 
     om.dry_run(run)
+
+
+LIBRARY = """
+import torch
+
+@torch.jit.script
+def weights(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.softmax(x, dim=-1)
+"""
+
+
+def test_a_library_that_scripts_softmax_is_imported_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gpt_bigcode in transformers 4.48: PyTorch looks for the source of what stands in its functions' places."""
+    library = tmp_path / "site-packages" / "scripting_library.py"
+    library.parent.mkdir()
+    library.write_text(LIBRARY)
+    monkeypatch.syspath_prepend(library.parent)
+
+    def run() -> None:
+        from scripting_library import weights  # type: ignore[import-not-found]
+
+        assert weights(torch.ones(4, 4, device="cuda")).is_cuda
+
+    om.dry_run(run)
