@@ -190,9 +190,35 @@ def test_the_gigabytes_of_a_mac_are_told_as_what_they_are():
             "It proposes",
             id="what is asked for is not proposed",
         ),
+        pytest.param(
+            "CPU RAM usage keeps growing during evaluation. I am training the model using the gpu, everything is fine",
+            "host memory (RAM)",
+            "Collect results in RAM",
+            id="results fill RAM already",
+        ),
+        pytest.param(
+            "If I set create_graph=True, graphics ram increased rapidly: far from enough for this U-Net",
+            "",
+            "host memory",
+            id="the RAM of a graphics card",
+        ),
+        pytest.param(
+            "Memory leak. I cannot generate more than 2 videos: out of memory CUDA errors. The only things I have changed"
+            " is updating the program",
+            "version from before the update",
+            "newer version",
+            id="the update is the only change",
+        ),
+        pytest.param(
+            "I train a retinanet detector: memory grows for some hundred iterations, in max_iou_assigner.py, until"
+            " RuntimeError: CUDA out of memory",
+            "images with very many boxes",
+            "",
+            id="boxes are compared, whatever the batch",
+        ),
     ],
 )  # fmt: skip
 def test_the_author_s_own_account_is_not_contradicted(text, said, not_said):
     shown = _shown(text)
     assert said in shown
-    assert not_said not in shown
+    assert not not_said or not_said not in shown

@@ -117,7 +117,8 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "kernel_dies" in told:
         yield Support(Cause.HOST_RAM, 0.45, Evidence("told_killed"))
     if "host_fills" in told:
-        yield Support(Cause.HOST_RAM, 0.6, Evidence("host_fills"))
+        grows = "grows" in told and failure is None
+        yield Support(Cause.HOST_RAM, 0.9 if grows else 0.6, Evidence("host_fills"))
     if "page_file" in told:
         yield Support(Cause.HOST_RAM, 0.6, Evidence("told_page_file"))
     if "shuts_down" in told:

@@ -187,6 +187,8 @@ def _gathering(clues: Clues) -> Iterator[Support]:
 
 def _grows_in_evaluation(clues: Clues) -> bool:
     """Whether the author says of an evaluation that memory grows in it, of which no frame tells more."""
+    if "host_fills" in clues.run.told:  # in RAM, where results are collected
+        return False
     says_when = _OF_AN_EVALUATION.search(clues.run.quotes.get("grows", "")) is not None
     return says_when and clues.phase != "evaluation" and "counts_metrics" not in clues.run.told
 

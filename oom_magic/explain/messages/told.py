@@ -54,6 +54,7 @@ _TOLD = (
     r"|\bno (?:more )?(?:memory|ram) (?:is |was )?left\b"
     r"|\b(?:runs?|running|ran) out of memory\b|\b(?:un|in)sufficient (?:v-?ram|memory)\b"
     r"|\bmemory (?:to )?(?:explo[ds]\w+|blows? up|overflow\w*)"
+    r"|\bmemory out(?= ?(?:[\n.!?,]|errors?\b|issues?\b|problems?\b|when\b|while\b|during\b))"
 )
 
 # A process that was killed, in most cases by the kernel because RAM ran out; not one that the author ended.

@@ -284,9 +284,7 @@ EVIDENCE: Sentences = {
     "told_trains_whole": ("Where all weights are trained, a gradient is kept for each, and with Adam two more values."),
     "told_adam": "Adam keeps two more values for every parameter, plain SGD none.",
     "free_in_pieces": ("{free_bytes} were free, more than the {requested_bytes} requested, but not in one piece."),
-    "small_card": (
-        "The device has only {total_bytes}: weights and its driver's context leave little of that for anything else."
-    ),
+    "small_card": ("The device has only {total_bytes}, and its driver's context alone takes some hundred MiB of that."),
     "weights_logged": "The log says that the weights take {weights_bytes} of the {total_bytes}.",
     "weights_named": (
         "“{model}” in the text is read as {billions} billion parameters: {weights_bytes} with {bits} bits each, more"

@@ -21,7 +21,7 @@ RELEASING = ("map_location_cpu", "own_device", "no_grad", "no_retain_graph", "dr
 # Changes that are easier to make than any check, and show as much.
 _EASY = (
     "no_grad_own", "evaluation_inputs", "rarer_work", "use_all_devices", "tf_growth", "jax_preallocate",
-    "collect_on_host", "gather_on_host",
+    "collect_on_host", "gather_on_host", "older_version",
 )  # fmt: skip
 _WITHOUT_CHECK = (Cause.DRIVER_LEVEL, Cause.FRAGMENTATION)  # one asks what fills it, the other's change is a variable
 

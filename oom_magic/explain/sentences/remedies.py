@@ -351,6 +351,10 @@ REMEDIES: Sentences = {
         "Run each model in a process of its own: TensorFlow releases a device's memory only when its process ends."
     ),
     "remedy_tf_call": "In a loop, call model(x), not model.predict(x); call clear_session() between models.",
+    "remedy_fewer_boxes": (
+        "Leave out or crop images with very many boxes, or compare the boxes on the CPU where a setting allows it"
+        " (mmdetection: gpu_assign_thr)."
+    ),
     "remedy_reset_metrics": (
         "Reset metrics at the end of each epoch (metric.reset()), and keep their values, not tensors."
     ),

@@ -15,7 +15,8 @@ from oom_magic.explain.messages.told import KILLED
 
 _MEMORY = r"(?:memory|vram|(?<!of )ram|rss|usage|consumption|footprint)"
 _HOST = (
-    r"(?:(?<!gpu )(?<!video )(?<!nor )(?<!vram/)(?<!gb of )(?<!gb )(?<!g of )(?<!gigs of )\bram\b|\brss\b"
+    r"(?:(?<!gpu )(?<!video )(?<!nor )(?<!vram/)(?<!gb of )(?<!gb )(?<!g of )(?<!gigs of )(?<!graphics )(?<!graphic )"
+    r"(?<!card )\bram\b|\brss\b"
     r"|(?:host|system|cpu|main|physical|computer|pc|server)(?:'s)?(?:[- ]\w+)?[- ](?:memory|ram)|computer'?s memory)"
 )
 _RISES = (

@@ -155,6 +155,10 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"(?:updat|upgrad)\w*",
         r"\b(?:revert|roll|rolled|downgrad)\w*\b(?:[^.\n]|\.\d){0,40}\b(?:ok|works?|worked|fine|fix\w*|solv\w*)\b",
         r"\b(?:i|we)(?:'ve| have)? (?:just |recently )?(?:updated|upgraded)\b[^\n]{0,120}\bnow\b",
+        r"\b(?:latest|last|newest|recent|new) (?:updat|upgrad|releas)\w* "
+        r"(?:(?:may|might|seems? to|has|have|must) ){0,2}(?:have )?(?:introduc|br(?:oke|ought)|caus)\w*",
+        r"\bonly (?:things? )?(?:that )?(?:i|we)(?:'ve| have)? (?:changed|did|done)\b[^.\n]{0,50}"
+        r"\b(?:updat|upgrad)\w*",
         r"\buntil (?:this|that|the last|the latest) (?:commit|update|version|release)\b|\bworked (?:in|on|with) v?\d",
         r"\b(?:memory|oom|vram|usage) regression\b|\bregression in (?:the |gpu )?(?:\w+ )?(?:memory|vram|usage)\b",
         r"\bcompared (?:to|with) (?:[\w.]+ ){0,3}versions?\b|\bwhen (?:updat|upgrad)ing (?:it )?(?:from|to)\b",

@@ -56,6 +56,8 @@ _ON_A_MAC = {"raise_limit": "mps_watermark", "webui_attention": "webui_attention
 def applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) -> Iterator[str]:
     """The remedies that are left for this text: one that it has already is replaced by the next step."""
     facts = facts_of(diagnosis, is_text=is_text)
+    if is_text and "broke_by_update" in diagnosis.told and diagnosis.confidence is not Confidence.CERTAIN:
+        keys = ("older_version", *keys)  # the same run fitted before
     if is_text and "one_graph" in diagnosis.told and diagnosis.cause in INPUT_CAUSES:
         keys = ("sample_graph", *(key for key in keys if key not in ("smaller_input", "smaller_batch_any")))
     elif is_text and "splats" in diagnosis.told and trains(diagnosis) and diagnosis.cause in _OF_SPLATS:

@@ -93,6 +93,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "told_split": ("smaller_first_share",),
     "paddle_share": ("paddle_more",),
     "smaller_share_helps": ("smaller_share",),
+    "boxes_vary": ("fewer_boxes", "smaller_input"),
     "scores_of_picture": ("smaller_image",),
     "parallel_slots": ("one_at_a_time",),
     "above_block_limit": ("relaxed_limits", "smaller_arrays"),
