@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
+from oom_magic.explain.remedies.input_sizes import dimensions_of, sizes_of_inputs
 from oom_magic.explain.remedies.own_code.parts import given_rows
 from oom_magic.explain.remedies.own_code.writing import CodeWriter
 from oom_magic.explain.remedies.rehearsal import Variation
-from oom_magic.explain.remedies.size_parameters import dimensions_of, find_size_parameters, sizes_of_inputs
+from oom_magic.explain.remedies.size_parameters import find_size_parameters, sizes_called
 from tests.support.versions import as_since_3_11
 
 
@@ -85,6 +86,54 @@ def test_a_whole_data_set_is_trained_on_in_parts(cell: str):
     assert losses(in_parts) == pytest.approx(losses(cell))
 
 
+def test_a_state_that_goes_on_to_the_next_batch_is_not_that_of_other_rows():
+    """Parts of a text would get each other's state: their code cannot be written, a shorter piece can."""
+    cell = """
+bptt, state = 32, None
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for t in range(0, text.size(1) - bptt, bptt):
+    out, state = net(text[:, t:t + bptt], state)
+    state = state.detach()
+    loss = out.square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+    names = {"torch": torch, "net": torch.nn.GRU(8, 16, batch_first=True), "text": torch.rand(64, 256, 8)}
+    rehearsal = CellRehearsal(lambda code, seen: exec(compile(code, "<cell>", "exec"), seen), ast.parse(cell), names)
+    rehearsal.begin((), 0)
+    assert rehearsal.sizes == {"batch": 64, "seq": 32}
+    rehearsal.run(Variation(sizes={"batch": 16}))
+    assert rehearsal.own_code("smaller_batch", {"after": 16, "accumulation": 4}) == ""
+    rehearsal.run(Variation(sizes={"seq": 16}))
+    assert rehearsal.own_code("shorter_sequences", {"after": 16}) == "bptt, state = (16, None)"
+
+
+def test_samples_that_are_taken_one_by_one_are_counted_by_their_name():
+    """Under ``vmap`` a model sees one; what a failed call has left alive there is no tensor with memory of its own."""
+    cell = """
+batch_size = 64
+weights = dict(net.named_parameters())
+def loss(weights, row):
+    return torch.func.functional_call(net, weights, (row[None],)).sum()
+net.cuda()
+for at in range(0, len(rows), batch_size):
+    torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, rows[at : at + batch_size].cuda())
+"""
+    names = {"torch": torch, "net": torch.nn.Linear(256, 256), "rows": torch.rand(256, 256)}
+    left: list[torch.Tensor] = []
+
+    def leaving(row: torch.Tensor) -> torch.Tensor:
+        left.append(row * 2)
+        return row
+
+    torch.func.vmap(leaving)(torch.rand(4, 4))
+    rehearsal = CellRehearsal(lambda code, seen: exec(compile(code, "<cell>", "exec"), seen), ast.parse(cell), names)
+    as_it_is = rehearsal.begin((), 0).peak_allocated_bytes
+    assert rehearsal.sizes["batch"] == 64 and left
+    assert rehearsal.run(Variation(sizes={"batch": 16})).peak_allocated_bytes < as_it_is
+
+
 def test_smaller_batches_and_no_graph_are_one_change_of_the_cell():
     def encode(rows, batch_size=64):
         return torch.cat([net(rows[at : at + batch_size].float()) for at in range(0, len(rows), batch_size)])
@@ -143,6 +192,8 @@ def test_settings_that_a_class_has_are_found_and_put_back():
         ((((70, 256, 64), False), ((1, 256, 640), False)), {"batch": 256, "seq": 70}),
         ((((8, 512), True), ((8, 128, 640), False)), {"batch": 8, "seq": 512}),
         ((((8, 512), True), ((1, 512), True)), {"batch": 8, "seq": 512}),
+        ((((64, 128), True), ((2, 64, 768), False)), {"batch": 64, "seq": 128}),
+        ((((64, 128), True), ((2, 64, 768), False), ((2, 64, 768), False)), {"batch": 64, "seq": 128}),
         ((((5000, 128), False), ((2, 90000), True)), {}),
     ],
 )
@@ -175,3 +226,10 @@ def test_a_size_that_a_loop_increases_is_not_assigned() -> None:
     for statement in ("batch_size *= 2", "batch_size = batch_size * 2"):
         tree = ast.parse(f"while batch_size < 9:\n    fit(batch_size)\n    {statement}")
         assert not find_size_parameters(tree, {"batch_size": 8}, "batch", 8)
+
+
+def test_sizes_are_also_known_by_their_names_alone():
+    tree = ast.parse(
+        "batch_size, epochs = 256, 3\nloader = DataLoader(data, batch_size=64)\nfor xb in rows.split(BS): pass"
+    )
+    assert sizes_called(tree, {"BS": 32, "epochs": 3}, "batch") == [256, 64, 32]

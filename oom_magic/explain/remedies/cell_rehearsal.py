@@ -15,6 +15,7 @@ from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.called import called_in
 from oom_magic.explain.live.growth import Growth
 from oom_magic.explain.live.mending import is_in
+from oom_magic.explain.remedies.input_sizes import dimensions_of, has_rows, sizes_of_inputs
 from oom_magic.explain.remedies.own_code.dtype import in_single_precision
 from oom_magic.explain.remedies.own_code.loops import own_arguments
 from oom_magic.explain.remedies.own_code.models import MadeInside, own_names
@@ -46,13 +47,11 @@ from oom_magic.explain.remedies.rehearsal import (
 from oom_magic.explain.remedies.room import names_needed
 from oom_magic.explain.remedies.size_parameters import (
     SizeParameter,
-    dimensions_of,
     find_accumulation,
     find_rows,
     find_size_parameters,
-    has_rows,
     leading_names,
-    sizes_of_inputs,
+    sizes_called,
 )
 
 if TYPE_CHECKING:
@@ -171,12 +170,17 @@ class CellRehearsal:
         return self._begin(changes)
 
     def _find_sample(self) -> None:
-        """Count samples as the user's code does where several rows of the model's inputs are one: beams, pairs."""
+        """Count samples as the user's code does where several rows of the model's inputs are one (beams, pairs), or
+        where those do not show how many there are (``vmap`` takes each by itself)."""
         from oom_magic.predict.what_if.change import ExpectedInputs
 
         rows, number = self.sizes.get("batch", 1), 0 if self._fullest is None else self._fullest.number
         if self._named_batches(rows):
             return
+        for batch in sizes_called(self._tree, self._names, "batch") if rows == 1 else ():
+            for parameter in self._named_batches(batch):
+                self.parameters["batch"], self.sizes = parameter, {**self.sizes, "batch": batch}
+                return
         possible = [one for one in range(2, min(rows // 2, _MOST_ROWS) + 1) if rows % one == 0]
         followed, self.calls_followed = self.calls_followed, number + 1  # where nothing is trained, no more has to run
         for several, parameter in ((each, one) for each in possible for one in self._named_batches(rows // each)):
@@ -205,7 +209,7 @@ class CellRehearsal:
         trained."""
         fullest = self._fullest
         if fullest is None:
-            return "batch" in self.sizes  # of rows
+            return "batch" in self.sizes and self._never_trains  # of rows
         is_trained = self._trains_at_peak or (fullest.has_gradients and self._trains_so)
         return not is_trained or self._never_trains
 

@@ -16,16 +16,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from oom_magic.explain.live.called import object_of
 from oom_magic.explain.remedies.own_code.loops import is_stored
 from oom_magic.explain.remedies.own_code.parts import first_rows, rows_read
 from oom_magic.explain.remedies.own_code.rows import computed_in_parts, in_rows, model_calls
 from oom_magic.user_code import is_users_file
-
-if TYPE_CHECKING:
-    from oom_magic.predict.what_if.change import Inputs
 
 _BATCH = re.compile(r"batch|(^|_)bs($|_)|^B$", re.IGNORECASE)
 _LENGTH = re.compile(r"seq|len|block_size|context|n_ctx|^T$|^S$", re.IGNORECASE)
@@ -113,6 +110,14 @@ def find_size_parameters(
     found += _attributes(names, pattern, value)
     found += _wholes(tree, names, value) if what == "batch" and are_rows_free else ()
     return sorted(found, key=lambda parameter: not parameter.is_named)
+
+
+def sizes_called(tree: ast.Module, names: Mapping[str, Any], what: str) -> list[int]:
+    """The numbers in a cell, and those that it reads, whose name denotes a size, the largest first."""
+    pattern, nodes = NAMES[what], list(ast.walk(tree))
+    written = (getattr(one, "value", None) for node in nodes for label, one in _labelled(node) if pattern.search(label))
+    read = (names.get(node.id) for node in nodes if isinstance(node, ast.Name) and pattern.search(node.id))
+    return sorted({one for one in (*written, *read) if type(one) is int and one > 1}, reverse=True)
 
 
 def _of_command_line(words: list[str], pattern: re.Pattern[str], value: int) -> Iterator[SizeParameter]:
@@ -462,38 +467,3 @@ def _settings(label: str, holder: Any, pattern: re.Pattern[str], value: int, dep
             yield SizeParameter(path, True, _override_item(key, held), path)
         elif depth and (isinstance(one, (dict, *_PLAIN)) or (is_dataclass(one) and not isinstance(one, type))):
             yield from _settings(path, one, pattern, value, depth - 1)
-
-
-def has_rows(number: int, inputs: Inputs) -> bool:
-    """Whether a model was called with a batch of so many."""
-    return sizes_of_inputs(inputs).get("batch") == number
-
-
-def sizes_of_inputs(inputs: Inputs) -> dict[str, int]:
-    """Batch and length of what a model was called with: token ids, or hidden states of three dimensions.
-
-    Empty where inputs of several dimensions have no first one in common, as nodes and edges of a graph.
-    """
-    if _are_columns(inputs):
-        return {"batch": inputs[0][0][1], "seq": max(shape[0] for shape, _ in inputs)}
-    firsts = [shape[0] for shape, _ in inputs if len(shape) > 1 and shape[0] > 1]
-    if len(set(firsts)) == len(firsts) > 1:
-        return {}
-    for shape, is_integer in inputs:
-        if len(shape) == (2 if is_integer else 3):
-            return {"batch": shape[0], "seq": shape[1]}
-    return {"batch": inputs[0][0][0]} if inputs and inputs[0][0] else {}
-
-
-def dimensions_of(inputs: Inputs) -> dict[str, int]:
-    """Along which dimension of its inputs a model has samples, of a training and of an evaluation, and lengths."""
-    batch = int(_are_columns(inputs))
-    return {"batch": batch, "evaluation": batch, "seq": 1 - batch}
-
-
-def _are_columns(inputs: Inputs) -> bool:
-    """Whether samples are columns, as of recurrent layers: (length, batch) beside a state (layers, batch, width)."""
-    several = [shape for shape, _ in inputs if len(shape) > 1]
-    has_state = any(len(shape) == 3 and not is_integer for shape, is_integer in inputs)
-    seconds, firsts = {shape[1] for shape in several}, {shape[0] for shape in several}
-    return has_state and len(several) == len(inputs) and len(seconds) == 1 < len(firsts)

@@ -12,6 +12,8 @@ from oom_magic.half_built import is_built
 from oom_magic.language import _
 from oom_magic.predict.isolation.reach import is_users_class
 
+_WRAPPERS: Any = torch._C._functorch
+
 
 def names_of(tensors: list[torch.Tensor], namespaces: list[dict[str, Any]]) -> dict[int, str]:
     """The names of tensors in the user's code, by identity."""
@@ -76,9 +78,11 @@ def kind_of(tensor: torch.Tensor) -> str:
 
 
 def has_own_data(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has memory, which one with a dispatch of its own leaves to others."""
+    """Whether a tensor has memory, which one with a dispatch of its own leaves to others, as that of a transform of
+    ``torch.func`` does, which a failed call keeps alive."""
     has_usual_dispatch = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-    return has_usual_dispatch and not torch.nn.parameter.is_lazy(tensor)
+    is_wrapper = _WRAPPERS.is_functorch_wrapped_tensor(tensor) or _WRAPPERS.is_legacy_batchedtensor(tensor)
+    return has_usual_dispatch and not (is_wrapper or torch.nn.parameter.is_lazy(tensor))
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -80,6 +80,8 @@ def _take_parts(block: list[ast.stmt], rows: Collection[str], after: int, number
     parts = {name: f"{name}_part" for name in read}
     inside = [copied(one) for one in block[start : end + 1] if not is_update(one)]
     bound = {node.id for one in inside for node in ast.walk(one) if is_stored(node)}
+    if read_before_bound(ast.Module(inside, [])) & bound:  # what one batch hands on to the next is of the same rows
+        return False
     loss = _loss(backward, bound)
     behind = block[end + 1 :]
     used = {node.id for one in behind for node in ast.walk(one) if isinstance(node, ast.Name)} & (bound | set(rows))
