@@ -216,6 +216,19 @@ def test_the_gigabytes_of_a_mac_are_told_as_what_they_are():
             "",
             id="boxes are compared, whatever the batch",
         ),
+        pytest.param(
+            "Epoch 1 (106/251):\n  0%|          | 0/874 [00:01<?, ?it/s]\ntrain.py fails: CUDA out of memory",
+            "",
+            "What came before it fitted",
+            id="the first step of the first epoch",
+        ),
+        pytest.param(
+            "ComfyUI on a Mac, sd3.5_large.safetensors: MPS backend out of memory (MPS allocated: 16.91 GB, other allocations: 2.77"
+            " MB, max allowed: 18.13 GB). Tried to allocate 1.28 GB on private pool.",
+            "PyTorch may use 18.13 GiB of this Mac's memory",
+            "the card has",
+            id="a Mac has no card",
+        ),
     ],
 )  # fmt: skip
 def test_the_author_s_own_account_is_not_contradicted(text, said, not_said):

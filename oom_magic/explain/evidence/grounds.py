@@ -132,9 +132,10 @@ def shows_only_loading(cause: Cause, evidence: Iterable[Evidence]) -> bool:
 # has anything: of 229 reports read blind eight were told a second cause, and five of these their threads contradicted,
 # none of which the message, a frame or a line of code had shown.
 _FOR_NO_SECOND = {
-    "checkpoint_kept", "large_request", "weights_fill_card", "weights_fill_one_card", "weights_named",
-    "adam_fills_card", "late_steps", "late_epochs", "program_reserves", "meaning_ctranslate2", "meaning_cuda_error_oom",
-    "meaning_cuda_error_oom_elsewhere", "meaning_third_party_cuda_oom", "meaning_cuda_driver_call",
+    "checkpoint_kept", "large_request", "weights_fill_card", "weights_fill_mac", "weights_fill_one_card",
+    "weights_named", "adam_fills_card", "late_steps", "late_epochs", "program_reserves", "meaning_ctranslate2",
+    "meaning_cuda_error_oom", "meaning_cuda_error_oom_elsewhere", "meaning_third_party_cuda_oom",
+    "meaning_cuda_driver_call",
 }  # fmt: skip
 _OF_A_SETTING = re.compile(r"[A-Za-z]{2}[\w-]*[\"']?(?: ?[=:] ?| )[\"']?\d")
 

@@ -231,16 +231,17 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
             yield Support(Cause.WEIGHTS_TOO_BIG, weight, Evidence("weights_named", named.said))
         return
     values = {**named.said, "total_bytes": as_written(card, failure)}
+    fills = "weights_fill_mac" if failure is not None and failure.backend == "mps" else "weights_fill_card"
     if card * MOST_OF_A_CARD < weights < card * clues.num_cards * MOST_OF_A_CARD:
         values["count"] = clues.num_cards
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.35, Evidence("weights_fill_one_card", values))
     elif weights > card * MOST_OF_A_CARD:
         is_split = "many_ranks" in told and not trains(clues)  # as inference does over several cards
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.25 if is_split else 0.6, Evidence("weights_fill_card", values))
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.25 if is_split else 0.6, Evidence(fills, values))
     elif are_light(failure, clues):
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they fit, whatever else does not
     elif "many_ranks" not in told and weights > card * _LARGE_PART and clues.program is not None:
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.25, Evidence("weights_fill_card", values))
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.25, Evidence(fills, values))
     is_shared = {"is_quantized", "many_ranks", "has_8bit_optimizer"} & told
     is_whole = trains(clues) and not (clues.trains_few or is_shared)
     if is_whole and card * _LARGE_PART >= weights > card / _ADAM_FACTOR:

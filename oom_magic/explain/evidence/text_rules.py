@@ -288,6 +288,7 @@ def _growing(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they are there, and do not grow
     if "before_loading" in told:  # by which nothing of the model's can be there
         yield Support(Cause.DRIVER_LEVEL, 0.4, Evidence("told_before_loading"))
+        yield Support(Cause.REQUEST_ALONE_TOO_BIG, -0.4)
         yield from (Support(one, -0.8) for one in (Cause.ACTIVATIONS, Cause.WEIGHTS_TOO_BIG))
         yield Support(Cause.REQUEST_ALONE_TOO_BIG, -0.6)
 

@@ -228,6 +228,10 @@ EVIDENCE: Sentences = {
         "“{model}” in the text is read as {billions} billion parameters: {weights_bytes} with {bits} bits each; the"
         " card has {total_bytes}."
     ),
+    "weights_fill_mac": (
+        "“{model}” in the text is read as {billions} billion parameters: {weights_bytes} with {bits} bits each;"
+        " PyTorch may use {total_bytes} of this Mac's memory."
+    ),
     "weights_light": (
         "“{model}” in the text is read as {billions} billion parameters: {weights_bytes} with {bits} bits each, a small"
         " part of {total_bytes}: something else held the device, or it is not the one that was meant."

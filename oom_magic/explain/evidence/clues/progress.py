@@ -88,6 +88,8 @@ def run_facts(text: str) -> RunFacts:
         steps = logged[-1]
     came_to = (match for match in _EPOCHS.finditer(text) if not _WENT_ON.search(text[: match.start()][-_BEFORE:]))
     epochs = [_number(next(one for one in match.groups() if one)) for match in came_to]
+    if len(bars) == 1 and steps == 0 and epochs and max(epochs) <= 1:
+        epochs = []  # counted from one, none is done yet
     label = text[max(0, bars[-1].start() - 60) : bars[-1].start()] if bars else ""
     if "Loading" in label or "shard" in label[-40:]:
         steps = None

@@ -315,7 +315,7 @@ def _of_run(diagnosis: Diagnosis, keys: set[str], is_device: bool) -> tuple[str,
     if is_device and not trains(diagnosis):
         if cause in (Cause.ACTIVATIONS, Cause.UNKNOWN) and keys & _OF_ANY_RUN:
             return ("smaller_input", "close_processes_any")
-        if cause is Cause.WEIGHTS_TOO_BIG and "weights_fill_card" in keys:
+        if cause is Cause.WEIGHTS_TOO_BIG and {"weights_fill_card", "weights_fill_mac"} & {*keys}:
             return ("quantized_model", "offload", "close_processes_any")
     if diagnosis.backend == "mps" and trains(diagnosis):
         return None

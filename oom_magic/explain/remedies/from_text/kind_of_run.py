@@ -31,6 +31,7 @@ _MAY_KEEP_GRAPHS = {"evaluates", "infers", "lacks_no_grad", "keeps_predictions"}
 _EVALUATING = {"names_evaluation", "evaluates", "infers", "in_evaluation"}
 _WITHOUT_NO_GRAD = {"code_infers_with_gradients", "told_no_grad"}
 _OF_THE_RUN = ("has_", "tried_")  # what it has, and what was tried in vain
+_COUNTED_IN_HALF = {"weights_fill_card", "weights_fill_mac"}
 _OF_WEIGHTS = ("loading", "saving", "optimizer_step")  # where no input is computed
 # Facts of a run at hand, whose code and data are the user's.
 _AT_HAND = {
@@ -141,7 +142,7 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
         "of_weights": diagnosis.phase in _OF_WEIGHTS,
         "latents_by_lora": {"of_latents", "names_lora"} <= told and "trains_whole" not in told,
         "may_evaluate": is_text and _EVALUATING & told and diagnosis.phase not in ("backward", "optimizer_step"),
-        "weights_in_half": "weights_fill_card" in evidence and "names_float32" not in told,  # they are counted so
+        "weights_in_half": _COUNTED_IN_HALF & evidence and "names_float32" not in told,
     }
     return frozenset(found | {name for name, is_so in may_be.items() if is_so})
 
