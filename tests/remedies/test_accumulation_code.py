@@ -497,9 +497,8 @@ def test_a_loop_that_trains_another_model_inside_is_told_in_words():
     assert accumulating(tree, {}, 3) is None and accumulating(ast.parse(LOOP), {}, 3) is not None
 
 
-def test_an_accelerator_of_an_earlier_cell_accumulates_more_batches():
-    accelerate = pytest.importorskip("accelerate")
-    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+def test_an_accelerator_of_an_earlier_cell_accumulates_more_batches(fresh_accelerate):
+    accelerator = fresh_accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     tree = ast.parse("for images in loader:\n    with accelerator.accumulate(net):\n        net(images)\n")
     names = {"accelerator": accelerator, "batch": 6}
     rehearsal = CellRehearsal(exec, tree, names)

@@ -253,15 +253,13 @@ def test_adapters_that_are_advised_go_where_setups_put_them(model_type, targets)
 
 
 @pytest.mark.parametrize("change", [optimizers.sgd, lambda: models.LowRankAdapters(4)])
-def test_what_wraps_the_optimizer_stays(change):
-    accelerate = pytest.importorskip("accelerate")
-
+def test_what_wraps_the_optimizer_stays(change, fresh_accelerate):
     def train():
         model = gpt2()
         groups = [{"params": [p]} for p in model.parameters()]
         optimizer = torch.optim.AdamW(groups, lr=1e-3)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 1.0] * len(groups))
-        prepared = accelerate.Accelerator().prepare(model, optimizer, scheduler)
+        prepared = fresh_accelerate.Accelerator().prepare(model, optimizer, scheduler)
         for _ in range(2):
             ids = torch.zeros(2, 64, dtype=torch.long, device="cuda")
             prepared[0](input_ids=ids, labels=ids).loss.backward()

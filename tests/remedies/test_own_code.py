@@ -113,6 +113,20 @@ def test_code_of_the_model_is_shown_only_where_the_cell_shows_the_model():
     assert hidden.own_code("expandable_segments", VALUES) is None
 
 
+def test_of_two_models_the_one_that_trains_is_recomputed():
+    """A frozen reference beside it keeps no graph: checkpointing had no code there."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=64)
+    policy, reference = (transformers.GPT2LMHeadModel(config) for _ in range(2))
+    names = {"policy": policy.train(), "ref": reference.eval()}
+    rehearsal = CellRehearsal(lambda *_: None, ast.parse("loss = fit(policy, ref)"), names)
+    assert rehearsal.own_code("checkpointing", VALUES) is None  # its template applies
+    code = code_for("checkpointing", "plain", rehearsal.names)[0]
+    exec(code, names)
+    assert policy.is_gradient_checkpointing and not reference.is_gradient_checkpointing
+    assert rehearsal.own_code("half_weights", VALUES) == ""
+
+
 @pytest.mark.parametrize(
     ("key", "source"),
     [

@@ -320,7 +320,7 @@ def lacks_names(key: str, names: Mapping[str, str]) -> bool:
     """Whether the code for a remedy refers to a model, or to a part of a known one, that ``names`` do not have."""
     template = _PLAIN.get(key, "")
     parts = [name for name in _PARTS if f"{{{name}}}" in template]
-    if parts and all(name in names for name in parts):
+    if (parts and all(name in names for name in parts)) or ("switched" in names and "{switched}" in template):
         return False
     return _is_of_model(template) and ("model" not in names or ("inner" in names and bool(parts)))
 

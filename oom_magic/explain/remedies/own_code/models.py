@@ -16,6 +16,7 @@ from oom_magic.user_code import is_users_file
 
 _LOADS = ("from_pretrained", "from_config")
 _WRAPPERS = ("DistributedDataParallel", "DataParallel")
+_SWITCH = ("switch", "switched")
 _NO_MODELS = ("Tokenizer", "Config", "Processor", "FeatureExtractor")
 
 
@@ -89,7 +90,13 @@ def _function_that_makes(name: str, code: CodeType) -> str:
 
 
 def _of_models(models: Mapping[str, Any]) -> dict[str, str]:
-    """What is told of all models, and of the one, if it is one."""
+    """What is told of all models, and of the one, if it is one; the switch of the one in training mode: no other, such
+    as a frozen reference beside it, keeps a graph."""
+    trained = {name: one for name, one in models.items() if one.training}
+    if len(models) > 1 and len(trained) == 1:
+        ((name, model),) = trained.items()
+        of_trained = _of_the_model(name, model)
+        return {**_recomputed(models), **{key: of_trained[key] for key in _SWITCH if key in of_trained}}
     return {**_recomputed(models), **(_of_the_model(*next(iter(models.items()))) if len(models) == 1 else {})}
 
 
@@ -147,8 +154,8 @@ def _of_the_model(name: str, model: Any) -> dict[str, str]:
     switched = path_of_switch(model)
     if switched is not None:
         found["switch"] = name_of_switch(type(model.get_submodule(switched)))
-        if not hasattr(model, f"{found['switch']}_enable"):  # PEFT passes it on
-            found["switched"] = part_at(inner, switched)
+        has_switch = hasattr(model, f"{found['switch']}_enable")  # PEFT passes it on
+        found["switched"] = inner if has_switch else part_at(inner, switched)
     path = path_of_blocks(model)
     if path is None:
         return found
