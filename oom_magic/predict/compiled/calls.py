@@ -184,9 +184,7 @@ def torchscript_as_written(assume: Callable[[str], None]) -> Patches:
             return obj
         if isinstance(obj, type):  # its names are looked up in the caller's frame, two frames above this one
             kwargs.setdefault("_rcb", createResolutionCallbackFromFrame(2))
-        with suspended(
-            None
-        ):  # it reads the code of the functions that it finds, also of those that stand in for others
+        with suspended(None):  # it reads the code of what it finds, also of what stands in for others
             return usual(obj, *args, **kwargs)
 
     frozen = {name: _of_scripted(getattr(torch.jit, name)) for name in ("freeze", "optimize_for_inference")}
