@@ -27,7 +27,7 @@ class ContainersLetGo:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self.watched: list[list[Any]] = []  # a container, and its fewest references since it is watched
+        self._watched: list[list[Any]] = []  # a container, and its fewest references since it is watched
         self._known: set[int] = set()
         self._most = max(_LEAST_INTERVAL, snapshot.num_items // _ITEMS_PER_ALLOCATION)
         self._left = self._interval = _FIRST_INTERVAL
@@ -38,7 +38,7 @@ class ContainersLetGo:
         if self._left < 0:
             self._left = self._interval = min(4 * self._interval, self._most)
             self._watch()
-        for watched in self.watched:
+        for watched in self._watched:
             if _num_references(watched) < watched[1]:
                 self._look(watched)
 
@@ -46,7 +46,7 @@ class ContainersLetGo:
         for container, _before in self._snapshot.changed():
             if id(container) not in self._known:
                 self._known.add(id(container))
-                self.watched.append([container, sys.maxsize])
+                self._watched.append([container, sys.maxsize])
 
     def _look(self, watched: list[Any]) -> None:
         watched[1] = _num_references(watched)
