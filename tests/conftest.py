@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import re
 import sys
 import time
@@ -100,6 +101,14 @@ def _imported_by(file: Path) -> set[Path]:
         names = set(re.findall(r"\w+", " ".join(_IMPORTS.findall(one.read_text(encoding="utf-8")))))
         waiting |= {other for other in _TESTS - found if other.stem in names}
     return found
+
+
+@pytest.fixture(autouse=True)
+def _the_same_draws_each_time() -> None:
+    """What a test draws (the order of a shuffled loader, say) decides what is reserved."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+    random.seed(0)
 
 
 @pytest.fixture(autouse=True)
