@@ -54,6 +54,28 @@ def compares_what_it_joined():
         return torch.cdist(joined[:, None].expand(-1, 8, -1).reshape(-1, 1024), joined)
 
 
+def stacks_losses():
+    model, losses = network().eval(), []
+    for _ in range(1000):
+        loss = model(torch.zeros(2048, 1024, device="cuda")).sum()
+        losses.append(loss)
+    return torch.exp(torch.stack(losses).mean())
+
+
+def asks_its_sum():
+    model, total = network().eval(), 0
+    for _ in range(1000):
+        total += model(torch.zeros(2048, 1024, device="cuda")).sum()
+    return total.item() / 1000
+
+
+def asks_each_loss():
+    model, losses = network().eval(), []
+    for _ in range(1000):
+        losses.append(model(torch.zeros(2048, 1024, device="cuda")).sum())  # noqa: PERF401
+    return max(loss.item() for loss in losses)
+
+
 def validate(batch_size=2048):
     model, losses = network().eval(), []
     while True:
@@ -255,6 +277,17 @@ def keeps_models():
     results = {}
     for rate in range(1000):
         results[rate] = trial()
+
+
+def keeps_models_of_folds():
+    """The second fold, with its optimizer, does not fit beside the first model and its gradients."""
+    models = []
+    for _ in range(5):
+        model = network(depth=26)
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.zeros(64, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+        models.append(model)
 
 
 def joins():

@@ -89,10 +89,13 @@ def newest_of(growth_code: str, name: str, rows: int) -> str:
     return f"{growth_code}[-{rows}:]" if parts[0] == name else f"{growth_code}[:{rows}]"
 
 
-def fixed_line(statement: ast.stmt, holder: HolderSize, names: Mapping[str, Any], value: Any) -> str:
+def fixed_line(
+    statement: ast.stmt, holder: HolderSize, names: Mapping[str, Any], value: Any, is_read_as_tensors: bool
+) -> str:
     """The statement with what it adds to ``value`` as a number, or without its graph and on the host; "" if it is not
     clear how."""
-    ending = "item()" if holder.are_numbers and holder.has_graph else "detach().cpu()" if holder.has_graph else "cpu()"
+    number = "detach()" if is_read_as_tensors else "item()"
+    ending = number if holder.are_numbers and holder.has_graph else "detach().cpu()" if holder.has_graph else "cpu()"
     added = added_by(statement)
     last = last_entry(value)
     last = [last] if ast.unparse(statement).partition("(")[0].endswith(".extend") else last

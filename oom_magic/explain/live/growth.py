@@ -29,7 +29,7 @@ from oom_magic.explain.live.later_backward import (
     is_walked_back_later,
     path_to,
 )
-from oom_magic.explain.live.read_back import moved_back
+from oom_magic.explain.live.read_back import is_read_as_tensors, moved_back
 from oom_magic.explain.remedies.own_code.loops import is_stored
 from oom_magic.user_code import is_users_file
 
@@ -380,7 +380,8 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
     line = source_line(file, statement.lineno)
     name = ast.unparse(grown)
     remedy = "detach" if holder.has_graph else "keep_on_host"
-    fixed = cut_off(statement, name, value) if carried else fixed_line(statement, holder, names, value)
+    as_tensors = is_read_as_tensors(_scope(whole, statement, file, dict(names)), name, names)
+    fixed = cut_off(statement, name, value) if carried else fixed_line(statement, holder, names, value, as_tensors)
     if ".load_state_dict(" in fixed or _holds_modules(last_entry(value)):
         remedy = "keep_on_host"
     if is_sum and f"{name}.backward(" in ast.unparse(loop):
@@ -400,6 +401,12 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
         num_rows=value.shape[0] if is_tensor(value) and value.ndim else 0,
     )
     return _joined(growth, statement, loop) if growth.is_joined else growth
+
+
+def _scope(grown: ast.expr, statement: ast.stmt, file: str, variables: dict[str, Any]) -> ast.Module:
+    """The code that may read what a statement makes grow: of a function's variable that function, else the file."""
+    path = path_to(file, variables, statement.lineno) if isinstance(grown, ast.Name) else []
+    return ast.Module(path[0][0], []) if path else parsed(file, variables)
 
 
 def _joined(growth: Growth, statement: ast.stmt, loop: ast.stmt) -> Growth:

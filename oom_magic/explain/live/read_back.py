@@ -1,17 +1,67 @@
-"""Lines that read what a loop collects: once that is kept on the host, they move what they read back to the device."""
+"""Lines that read what a loop collects: as tensors or as numbers; and, once it is kept on the host, with what they read
+moved back to the device."""
 
 from __future__ import annotations
 
 import ast
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from oom_magic.explain.live.called import object_of
 from oom_magic.explain.remedies.own_code.loops import copied
 
 _DRAWING = ("sample", "choices")  # of the module random: entries of a list
+_OF_NUMBERS = ("tensor", "as_tensor", "FloatTensor")  # functions of torch that take numbers as well
+
+
+def is_read_as_tensors(tree: ast.AST, name: str, names: Mapping[str, Any]) -> bool:
+    """Whether code reads what is collected under ``name``, a list or a sum, by functions of torch or as a tensor's
+    methods do: numbers in its place would fail there."""
+    return any(
+        _is_given_to_torch(node, name, names) or _is_asked(node, name) or _are_asked(node, name)
+        for node in ast.walk(tree)
+    )
+
+
+def _is_given_to_torch(node: ast.AST, name: str, names: Mapping[str, Any]) -> bool:
+    """``torch.stack(losses)``, ``torch.exp(sum(losses) / n)``."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr in _OF_NUMBERS:
+        return False
+    module = object_of(node.func.value, names)
+    of_torch = isinstance(module, ModuleType) and module.__name__.partition(".")[0] == "torch"
+    return of_torch and any(_mentions(argument, name) for argument in node.args)
+
+
+def _is_asked(node: ast.AST, name: str) -> bool:
+    """``total.item()`` of a running sum."""
+    if not isinstance(node, ast.Attribute) or ast.unparse(node.value) != name:
+        return False
+    return not hasattr(list, node.attr) and _is_of_tensors(node.attr)
+
+
+def _are_asked(node: ast.AST, name: str) -> bool:
+    """``[loss.item() for loss in losses]``, and loops like it."""
+    parts: Sequence[ast.AST]
+    if isinstance(node, ast.For):
+        parts, places = node.body, [(node.target, node.iter)]
+    elif isinstance(node, (ast.ListComp, ast.GeneratorExp)):
+        parts, places = [node.elt], [(one.target, one.iter) for one in node.generators]
+    else:
+        return False
+    each = {target.id for target, whole in places if isinstance(target, ast.Name) and ast.unparse(whole) == name}
+    asked = (one for part in parts for one in ast.walk(part) if isinstance(one, ast.Attribute))
+    return any(ast.unparse(one.value) in each and _is_of_tensors(one.attr) for one in asked)
+
+
+def _is_of_tensors(attr: str) -> bool:
+    return hasattr(sys.modules["torch"].Tensor, attr) and not hasattr(float, attr)
+
+
+def _mentions(tree: ast.AST, name: str) -> bool:
+    return any(isinstance(one, (ast.Name, ast.Attribute)) and ast.unparse(one) == name for one in ast.walk(tree))
 
 
 def moved_back(statement: ast.stmt, container: Any, names: Mapping[str, Any]) -> str | None:

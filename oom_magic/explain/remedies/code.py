@@ -49,7 +49,7 @@ def loss_in_chunks(logits, labels, **options):
         return ForCausalLMLoss(logits, labels, **options)
     hidden = logits[:, :-1].flatten(0, 1)
     targets = labels[:, 1:].flatten()
-    parts = zip(hidden.split(1024), targets.split(1024))
+    parts = zip(hidden.split({tokens}), targets.split({tokens}))
     losses = [checkpoint(chunk_loss, *part, use_reentrant=False)
         for part in parts]
     return sum(losses) / (targets != -100).sum()
@@ -293,7 +293,7 @@ _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 _NAMES = {
     "model": "model", "loader": "AutoModelForCausalLM", "source": "name", "layers": "model.model.layers",
     "recomputed": checkpointing(["*model.model.layers"], []), "switch": "gradient_checkpointing",
-    "options": "", "half": "HALF", "twice": "TWICE",
+    "options": "", "half": "HALF", "twice": "TWICE", "tokens": "256",
     "sizes": "HALF, TWICE: half and twice the current values",
 }  # fmt: skip
 _PARTS = ("layers", "language_model", "recomputed")  # of a model

@@ -39,7 +39,7 @@ _MOST_SHARED = 1.5  # times what a container holds, if each entry held as much a
 
 def _first_entry(value: Any) -> Any:
     entries = list(dict.values(value)) if isinstance(value, dict) else value
-    return entries[0] if isinstance(entries, (list, deque)) and len(entries) > 1 else None
+    return entries[0] if isinstance(entries, (list, deque)) and entries else None
 
 
 def measure_holder(value: Any, locate: Locate, around: Iterable[Any] = ()) -> HolderSize:
@@ -52,7 +52,7 @@ def measure_holder(value: Any, locate: Locate, around: Iterable[Any] = ()) -> Ho
             sum(without(reach([one], locate).everything(), weights.everything()).values())
             for one in (value, _first_entry(value))
         )
-        is_shared = first * len(value) > _MOST_SHARED * num_bytes if first else True
+        is_shared = not first or first * len(value) > _MOST_SHARED * num_bytes
         return HolderSize(
             len(tensors),
             0 if tensors or is_shared else len(value),

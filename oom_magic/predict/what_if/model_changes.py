@@ -374,14 +374,23 @@ def _is_trained(model: torch.nn.Module) -> bool:
     return False
 
 
+_MOST_LOGITS_BYTES = 128 * 2**20  # of a chunk, in float32; its loss and gradients take about as much four times
+_TOKENS_OF_CHUNK = range(6, 11)  # powers of two: smaller chunks leave the GPU idle, larger ones are no faster
+
+
+def chunk_tokens(owner: Any) -> int:
+    """How many tokens' logits a Hugging Face model computes at a time: the larger its vocabulary, the fewer."""
+    vocab_size = owner.config.get_text_config().vocab_size
+    sizes = [2**power for power in _TOKENS_OF_CHUNK]
+    return max([size for size in sizes if size * vocab_size * 4 <= _MOST_LOGITS_BYTES], default=sizes[0])
+
+
 class ChunkedLoss(Change):
-    """A Hugging Face language model's loss over a thousand tokens at a time: the whole logits are never
+    """A Hugging Face language model's loss over some hundred tokens at a time: the whole logits are never
     materialized.
 
     An evaluation, without gradients, is as before: it goes by another line, and Liger's kernel then makes all logits.
     """
-
-    TOKENS = 1024
 
     def check(self, model: torch.nn.Module) -> None:
         """Needs a language model's head with a loss that can be replaced."""
@@ -391,7 +400,7 @@ class ChunkedLoss(Change):
         """The head returns hidden states; the loss computes logits for one chunk at a time."""
         owner = _language_model(model)
         head = owner.lm_head
-        project, original = head.forward, owner.loss_function
+        project, original, size = head.forward, owner.loss_function, chunk_tokens(owner)
 
         def summed(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.cross_entropy(project(hidden).float(), targets, reduction="sum")
@@ -400,7 +409,7 @@ class ChunkedLoss(Change):
             if not torch.is_grad_enabled():
                 return original(logits, labels, *args, **kwargs)
             hidden, targets = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-            chunks = zip(hidden.split(self.TOKENS), targets.split(self.TOKENS), strict=True)
+            chunks = zip(hidden.split(size), targets.split(size), strict=True)
             losses = [checkpoint(summed, *chunk, use_reentrant=False) for chunk in chunks]
             return torch.stack(losses).sum() / (targets != -100).sum()
 

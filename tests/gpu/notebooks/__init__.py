@@ -2,6 +2,7 @@
 
 from tests.gpu.notebooks import (
     compiled_notebooks,
+    course_notebooks,
     failing_notebooks,
     further_notebooks,
     habit_notebooks,
@@ -18,6 +19,7 @@ from tests.gpu.notebooks.failing_notebooks import NOTEBOOKS
 __all__ = [
     "NOTEBOOKS",
     "compiled_notebooks",
+    "course_notebooks",
     "failing_notebooks",
     "further_notebooks",
     "habit_notebooks",

@@ -145,11 +145,17 @@ def _of_the_model(name: str, model: Any) -> dict[str, str]:
     if type(model).__module__.startswith("transformers."):
         found["loader"] = type(model).__name__
     from oom_magic.predict.setups.model_source import name_of_switch
-    from oom_magic.predict.what_if.model_changes import path_of_blocks, path_of_head, path_of_switch  # loads torch
+    from oom_magic.predict.what_if.model_changes import (  # loads torch
+        chunk_tokens,
+        path_of_blocks,
+        path_of_head,
+        path_of_switch,
+    )
 
     head = path_of_head(model)
     if head is not None:
         found["language_model"] = part_at(inner, head)
+        found["tokens"] = str(chunk_tokens(model.get_submodule(head)))
 
     switched = path_of_switch(model)
     if switched is not None:

@@ -1,0 +1,123 @@
+"""Notebooks as courses and competitions have them: a perplexity over windows, models of folds, a large vocabulary."""
+
+from __future__ import annotations
+
+from tests.gpu.notebooks.failing_notebooks import NOTEBOOKS
+from tests.gpu.notebooks.notebook_cases import HEAD, Notebook, names, put
+
+NOTEBOOKS["perplexity over windows"] = Notebook(
+    (
+        HEAD
+        + """
+model = GPT2LMHeadModel(GPT2Config(n_embd=384, n_layer=6, n_head=6, vocab_size=30000)).to("cuda").eval()
+encodings = torch.randint(0, 30000, (1, 20000))
+""",
+        """
+max_length, stride = 1024, 512
+seq_len = encodings.size(1)
+nlls, prev_end_loc = [], 0
+for begin_loc in range(0, seq_len, stride):
+    end_loc = min(begin_loc + max_length, seq_len)
+    trg_len = end_loc - prev_end_loc
+    input_ids = encodings[:, begin_loc:end_loc].to("cuda")
+    target_ids = input_ids.clone()
+    target_ids[:, :-trg_len] = -100
+    outputs = model(input_ids, labels=target_ids)
+    neg_log_likelihood = outputs.loss
+    nlls.append(neg_log_likelihood{CUT})
+    prev_end_loc = end_loc
+    if end_loc == seq_len:
+        break
+ppl = torch.exp(torch.stack(nlls).mean())
+""",
+    ),
+    {"CUT": ""},
+    names("leak_or_retained_reference"),
+    names("detach"),
+    {"detach": put(CUT=".detach()")},  # a number could not be stacked
+)
+
+NOTEBOOKS["models of folds"] = Notebook(
+    (
+        HEAD
+        + """
+rows = (50000, 80000, 120000)
+class Tabular(nn.Module):
+    def __init__(self, dim=256):
+        super().__init__()
+        self.embeddings = nn.ModuleList(nn.Embedding(count, dim) for count in rows)
+        self.mlp = nn.Sequential(nn.Linear(3 * dim + 64, 1024), nn.ReLU(), nn.Linear(1024, 1))
+    def forward(self, cat, cont):
+        parts = [embed(cat[:, i]) for i, embed in enumerate(self.embeddings)]
+        return self.mlp(torch.cat([*parts, cont], 1)).squeeze(1)
+cat = torch.stack([torch.randint(0, count, (20000,)) for count in rows], 1)
+cont, y = torch.randn(20000, 64), torch.rand(20000)
+""",
+        """
+fold_of = torch.arange(20000) % 5
+models, oof = [], torch.zeros(20000)
+for fold in range(5):
+    train, valid = (fold_of != fold).nonzero().squeeze(1), (fold_of == fold).nonzero().squeeze(1)
+    model = Tabular().cuda()
+    opt = torch.optim.AdamW(model.parameters(), 1e-3)
+    for idx in train.split(4096):
+        loss = F.binary_cross_entropy_with_logits(model(cat[idx].cuda(), cont[idx].cuda()), y[idx].cuda())
+        opt.zero_grad(); loss.backward(); opt.step()
+    model.eval()
+    with torch.no_grad():
+        for idx in valid.split(8192):
+            oof[idx] = torch.sigmoid(model(cat[idx].cuda(), cont[idx].cuda())).cpu()
+    models.append(model{MOVED})
+""",
+    ),
+    {"MOVED": ""},
+    names("leak_or_retained_reference"),
+    names("keep_on_host"),
+    {"keep_on_host": put(MOVED=".cpu()")},
+)
+
+_CHUNKED = """
+from torch.utils.checkpoint import checkpoint
+owner = model.base_model.model
+head = owner.lm_head
+def chunk_loss(hidden, targets):
+    return F.cross_entropy(type(head).forward(head, hidden).float(), targets, reduction="sum")
+def in_chunks(logits, labels, **options):
+    hidden, targets = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    parts = zip(hidden.split(256), targets.split(256))
+    return sum(checkpoint(chunk_loss, *part, use_reentrant=False) for part in parts) / (targets != -100).sum()
+head.forward = lambda hidden: hidden
+owner.loss_function = in_chunks
+"""
+NOTEBOOKS["large vocabulary, all else set"] = Notebook(
+    (
+        HEAD
+        + """
+from peft import LoraConfig, get_peft_model
+config = LlamaConfig(vocab_size=128256, hidden_size=512, intermediate_size=1408, num_hidden_layers=8,
+                     num_attention_heads=8, num_key_value_heads=4)
+base = LlamaForCausalLM(config).to(torch.bfloat16).cuda()
+base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+base.enable_input_require_grads()
+model = get_peft_model(base, LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+docs = torch.randint(0, 128256, (100, 4096))
+""",
+        """
+{CHUNKED}
+max_len = {S}
+opt = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-4)
+model.train()
+for step in range(20):
+    ids = docs[step : step + 1, :max_len].cuda()
+    loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss
+    loss.backward()
+    opt.step()
+    opt.zero_grad()
+""",
+    ),
+    {"S": 3072, "CHUNKED": ""},
+    names("logits_or_loss"),
+    names("chunked_loss"),
+    {"chunked_loss": put(CHUNKED=_CHUNKED)},
+    reads_values=True,
+)
