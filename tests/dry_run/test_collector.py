@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import types
 from typing import Any
 
 import pytest
@@ -168,3 +169,64 @@ def test_cached_parametrizations_end_with_their_block() -> None:
         assert torch.cuda.memory_allocated() == inside - 4 * 512 * 512
 
     om.dry_run(program)
+
+
+DROPPED = {  # MiB before and after, and on PyTorch 2.13.0's CUDA build, too
+    "model": ("model.cuda()", "del model", [16, 4]),
+    "rebound": ("model.cuda()", "model = None", [16, 4]),
+    "trained": (
+        "model.cuda()\nmodel(torch.ones(1, 2048, device='cuda')).sum().backward()\noptimizer.step()",
+        "del model, optimizer",
+        [80, 20],
+    ),
+    "data": ("tensor.data = tensor.data.cuda()", "del tensor", [16, 4]),
+    "list": ("for at in range(4): tensors[at] = tensors[at].cuda()", "del tensors", [64, 4]),
+    "anew": ("model.cuda()", "model = torch.nn.Linear(1024, 2048, bias=False).cuda()", [16, 12]),
+    "attribute": ("box.model = model.cuda(); del model", "box.model = None", [16, 4]),
+    "item": ("tensors[0] = models['a'].cuda()", "models.clear(); del tensors, model", [16, 4]),
+    "kept": ("model.cuda()\nkept = [model]", "del model", [16, 20]),
+    "weight": ("model.cuda()\nkept = model.weight", "del model", [16, 20]),
+    "view": ("model.cuda()\nkept = model.weight.detach()[:3]", "del model", [16, 20]),
+}
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_what_is_from_before_the_run_and_dropped_whole_is_freed(name: str) -> None:
+    """``del model`` of a model that an earlier cell made kept its memory: too much for what follows."""
+    before, drop, expected = DROPPED[name]
+    model = torch.nn.Linear(2048, 2048, bias=False)
+    namespace: dict[str, Any] = {"torch": torch, "model": model, "optimizer": torch.optim.Adam(model.parameters())}
+    if name not in ("trained", "kept", "weight", "view"):
+        del namespace["optimizer"]
+    namespace |= {"tensor": torch.zeros(2**22), "tensors": [torch.zeros(2**22) for _ in range(4)]}
+    namespace |= {"box": types.SimpleNamespace(model=model), "models": {"a": model}}
+    if name not in ("attribute", "item"):
+        del namespace["box"], namespace["models"]
+    elif name == "attribute":
+        del namespace["models"]
+    else:
+        del namespace["box"]
+    del model
+
+    def program() -> None:
+        exec(before, namespace)
+        found = [torch.cuda.memory_allocated() >> 20]
+        exec(drop, namespace)
+        if name in ("attribute", "item"):  # what changed in containers is looked for now and then
+            for _ in range(40):
+                torch.zeros(1, device="cuda")
+        following = torch.zeros(2**20, device="cuda")
+        assert [*found, torch.cuda.memory_allocated() >> 20] == expected
+        del following
+
+    DrySession("A100 80GB", has_bar=False).run(program, [namespace])
+    assert {"model", "tensor", "tensors"} <= namespace.keys() and isinstance(namespace["model"], torch.nn.Module)
+    assert not namespace["model"].weight.is_meta and namespace["tensor"].device.type == "cpu"
+
+
+def test_what_a_run_dropped_is_made_anew_for_the_sessions_next() -> None:
+    namespace: dict[str, Any] = {"torch": torch, "model": torch.nn.Linear(2048, 2048)}
+    session = DrySession("A100 80GB", has_bar=False)
+    session.run(lambda: exec("model.cuda(); del model; torch.zeros(2**20, device='cuda')", namespace), [namespace])
+    run = "model.cuda(); torch.zeros(8, device='cuda'); assert torch.cuda.memory_allocated() >> 20 == 16"
+    session.run(lambda: exec(run, namespace), [namespace])

@@ -118,6 +118,15 @@ def test_functions_of_dry_cells_see_later_names(shell) -> None:
     assert run(shell, "%%gpumem --no-plot\nlater = 5\nread()").result == 5
 
 
+@pytest.mark.parametrize("drop", ["del model", "model = None", "model = torch.zeros(1, device='cuda')"])
+def test_an_object_of_another_cell_that_a_dry_cell_drops_is_freed(shell, drop: str) -> None:
+    """What followed ``del model`` was put on top of the model: the user's own name still led to it."""
+    run(shell, "import torch\nmodel = torch.nn.Linear(1024, 1024, bias=False)")
+    run(shell, f"%%gpumem --no-plot -o report\nmodel.cuda()\n{drop}\nother = torch.zeros(2**20, device='cuda')")
+    assert shell.user_ns["report"].peak_allocated_bytes in (2**22, 2**22 + 512)
+    assert not shell.user_ns["model"].weight.is_meta
+
+
 def test_users_objects_are_not_kept_alive(shell) -> None:
     shell.run_cell("class Thing: pass\nthing = Thing()")
     alive = weakref.ref(shell.user_ns["thing"])

@@ -145,6 +145,29 @@ def test_what_is_in_the_way_takes_nothing_where_it_is_left_out() -> None:
         assert report.peak_allocated_bytes == 4 * 2**20
 
 
+def test_a_tensor_in_place_of_one_that_is_gone_is_freed_when_its_name_is_bound_anew() -> None:
+    """A rehearsal begins with a queue like the one that the failed run has bound anew: only its name holds it."""
+    names: dict[str, Any] = {"queue": torch.zeros(2**20), "torch": torch}
+    starts: list[StartingPoint] = []
+
+    def fail() -> None:
+        exec("queue = queue.cuda()", names)
+        starts.append(StartingPoint([names]))
+
+    DrySession("RTX 3060", is_lasting=False, has_bar=False).run(fail, [names])
+    [start] = starts
+    start.needed = {"queue"}
+    found: list[int] = []
+
+    def program() -> None:
+        for _ in range(3):
+            exec("queue = torch.cat([queue, torch.zeros(2**18, device='cuda')])", names)
+            found.append(torch.cuda.memory_allocated() >> 20)
+
+    DrySession("RTX 3060", is_lasting=False, has_bar=False, start=start).run(program, [names])
+    assert found == [5, 6, 7]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("more", "kept_mib"), [("", 0), ("; kept = [out]", 64), ("; other = out[:1]", 64)])
 def test_what_a_name_held_goes_when_the_cell_binds_it_anew(more: str, kept_mib: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -138,7 +138,7 @@ class CellRunner:
         with self.names.entered(self.shell) as names, ended_by_scripts(self.shell):
             session.free_failed_run(names)
             decided = self.decided(users, names)
-            own = {name: value for name, value in names.items() if name not in cell.rebound}  # for a second run
+            again = _names_again(names, users, cell.rebound)
             written, cell = cell, cell.changed(with_loops)
 
             def run(session: DrySession) -> DrySession:
@@ -147,8 +147,7 @@ class CellRunner:
                 return session
 
             def run_eagerly() -> DrySession:
-                names.clear()
-                names.update(own)
+                again()
                 self.session = session.copy(is_lasting=True, is_limited=True, has_bar=True, follows_compile=False)
                 return run(self.session)
 
@@ -243,6 +242,21 @@ class CellRunner:
         self.session.training.stop_rule = StopRule(after_steps=stop_after_steps)
         self.session.follows_compile = follows_compile
         return self.session
+
+
+def _names_again(names: dict[str, Any], users: Mapping[str, Any], rebound: Collection[str]) -> Callable[[], None]:
+    """What gives a cell, for a second run, the names that it has now, but those that it binds before it reads them.
+
+    Values of the user's own are read in ``users`` again: held here, none would be free when the run drops it.
+    """
+    own = {name: value for name, value in names.items() if value is not users.get(name)}
+    left = [name for name in names if name not in rebound]
+
+    def again() -> None:
+        names.clear()
+        names.update({name: own[name] if name in own else users[name] for name in left})
+
+    return again
 
 
 def parse_steps(text: str) -> StopAfter:

@@ -155,6 +155,11 @@ def num_live_objects() -> int:
     return count_objects() + (aside or gc.get_freeze_count())
 
 
+def lists_aside() -> list[list[Any]]:
+    """The lists of what was set aside, which refer to it."""
+    return [some for one in _aside for some in (one.tensors, one.modules, one.tools)]
+
+
 def are_set_aside() -> bool:
     """Whether ``heap_set_aside`` lasts: it thaws what is frozen meanwhile."""
     return bool(_aside)

@@ -9,7 +9,7 @@ import functools
 import itertools
 import operator
 import weakref
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -107,6 +107,13 @@ def _items_and_values(kind: Any, containers: list[Any]) -> tuple[list[Any], list
 
 def _addresses(items: list[Any]) -> np.ndarray[Any, np.dtype[np.uintp]]:
     return np.frombuffer(addresses_in(items), np.uintp) if items else np.zeros(0, np.uintp)
+
+
+def references_among(lists: Iterable[Any], known: Collection[int]) -> Counter[int]:
+    """How often some lists, each counted once, refer to each of the objects with these identities."""
+    each = {id(one): one for one in lists}.values()
+    addresses = np.concatenate([_addresses([]), *(_addresses(one if type(one) is list else list(one)) for one in each)])
+    return Counter(addresses[np.isin(addresses, np.fromiter(known, np.uintp))].tolist())
 
 
 def _is_dict(kind: Any) -> bool:
@@ -234,6 +241,16 @@ class Snapshot:
         plain = ((container, *contents_of(before)) for container, before in self._plain)
         arguments = (undo.args for undo in self._undo if isinstance(undo, functools.partial))
         return noted + sum(item is one for item in itertools.chain.from_iterable(itertools.chain(plain, arguments)))
+
+    def references_to(self, known: Collection[int]) -> Counter[int]:
+        """How often this refers to each of the objects with these identities, its parts and their owners included."""
+        alike = ((one.containers, one.items, one.values) for one in self._each_alike())
+        parts = ((one.owners, one.roots) for one in self._parts)
+        plain = ([container, *contents_of(before)] for container, before in self._plain)
+        arguments = [list(undo.args) for undo in self._undo if isinstance(undo, functools.partial)]
+        inner = [one for args in arguments for one in args if type(one) is list]
+        pairs = (one for some in inner for one in some if type(one) is tuple)
+        return references_among(itertools.chain(*alike, *parts, plain, arguments, inner, pairs), known)
 
     def restore_one(self, one: Any) -> None:
         """Restore what a container held that changed since."""

@@ -35,6 +35,7 @@ from oom_magic.predict.isolation.exchanged_pair import ExchangedPair, tables_of_
 from oom_magic.predict.isolation.gradients_from_before import GradientsFromBefore, has_own_memory
 from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_objects
 from oom_magic.predict.isolation.objects.copies import Copies
+from oom_magic.predict.isolation.objects.dropped import ObjectsDropped
 from oom_magic.predict.isolation.objects.iterators import Iterators
 from oom_magic.predict.isolation.objects.let_go import ContainersLetGo
 from oom_magic.predict.isolation.objects.users_objects import note_state
@@ -72,6 +73,7 @@ class TensorExchange:
         self._others: set[int] = set()  # what other threads use during this run
         self._before: dict[int, weakref.ref[torch.Tensor]] = {}  # the last run
         self._exchanged: set[int] = set()  # the identities of what is exchanged now
+        self._freed: set[int] = set()  # those of tensors that the run dropped, and whose copies have no memory
         self._run_copies = Copies()  # of iterators and the like, for the run that lasts
         self._made: Changes = {} if origin is None else origin._found
         self._found: Changes = self._made  # by the last run
@@ -101,7 +103,8 @@ class TensorExchange:
                     if self.is_lasting:
                         self._made = real.changes()
                         # Small host tensors are copied each time: other sessions would copy a copy that stayed.
-                        self._copies = {id(one.tensor): one.remembered() for one in pairs if one.tensor.is_meta}
+                        stay = (one for one in pairs if one.tensor.is_meta and id(one.tensor) not in self._freed)
+                        self._copies = {id(one.tensor): one.remembered() for one in stay}
                     del real
         finally:
             self._unguard()
@@ -140,7 +143,12 @@ class TensorExchange:
         self._keep_memory(live.tensors, assume)
         self._exchange(journal, pairs, live.tensors, give_scripted)
         self._guard(journal, live.tensors, pairs, others, namespaces, assume)
-        self.gpu.releases.append(ContainersLetGo(real).release)
+        containers = ContainersLetGo(real)
+        exchanged = [one.tensor for one in pairs]
+        self._freed = set()
+        watched = (containers, self._found, self._freed)
+        dropped = ObjectsDropped(self.gpu, real, live, namespaces, above, exchanged, *watched)
+        self.gpu.releases += [containers.release, dropped.release]
         return real
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from oom_magic.predict.isolation.snapshot import Snapshot
+from oom_magic.predict.isolation.snapshot import Snapshot, by_identity, contents_of, identities
 
 # Allocations between two looks for what has changed: few at first, then so many that looks take a small part of a run.
 _FIRST_INTERVAL, _LEAST_INTERVAL, _ITEMS_PER_ALLOCATION = 32, 256, 8
@@ -27,7 +27,8 @@ class ContainersLetGo:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._watched: list[list[Any]] = []  # a container, and its fewest references since it is watched
+        self.watched: list[list[Any]] = []  # a container, and its fewest references since it is watched
+        self.replaced: list[Any] = []  # what they held before, and do no longer
         self._known: set[int] = set()
         self._most = max(_LEAST_INTERVAL, snapshot.num_items // _ITEMS_PER_ALLOCATION)
         self._left = self._interval = _FIRST_INTERVAL
@@ -38,15 +39,18 @@ class ContainersLetGo:
         if self._left < 0:
             self._left = self._interval = min(4 * self._interval, self._most)
             self._watch()
-        for watched in self._watched:
+        for watched in self.watched:
             if _num_references(watched) < watched[1]:
                 self._look(watched)
 
     def _watch(self) -> None:
-        for container, _before in self._snapshot.changed():
+        known = set(identities(self.replaced))
+        for container, before in self._snapshot.changed():
             if id(container) not in self._known:
                 self._known.add(id(container))
-                self._watched.append([container, sys.maxsize])
+                self.watched.append([container, sys.maxsize])
+            held, now = (by_identity(list(contents_of(one))) for one in (before, container))
+            self.replaced += (one for number, one in held.items() if number not in known and number not in now)
 
     def _look(self, watched: list[Any]) -> None:
         watched[1] = _num_references(watched)
