@@ -87,6 +87,17 @@ def test_an_evaluation_beside_a_training_goes_under_no_grad(told: str, data: str
     assert code == (expected if is_told else "")
 
 
+@pytest.mark.parametrize(
+    ("told", "behind", "is_told"),
+    [("net.eval()", "print(best)", True), ("pass", "print(best)", False), ("net.eval()", "best.backward()", False)],
+)
+def test_a_call_behind_eval_goes_under_no_grad(told: str, behind: str, is_told: bool) -> None:
+    trained = "net.train()\n    net(rows).sum().backward()"
+    cell = f"for epoch in range(2):\n    {trained}\n    {told}\n    best = net(rows).argmax(1)\n    {behind}"
+    code = evaluations_without_gradients(ast.parse(cell), {"net"})
+    assert code == ("with torch.no_grad():\n    best = net(rows).argmax(1)" if is_told else "")
+
+
 FUNCTIONS = """\
 def forward(x, model): return model(x)
 def epoch(net, opt, loader):

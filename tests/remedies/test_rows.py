@@ -97,6 +97,14 @@ def test_rows_that_meet_are_not_parted(cell: str) -> None:
             "torch.cat([net(**{name: value[at:at + 4] for name, value in inputs.items()}).last[:, 0]"
             " for at in range(0, len(next(iter(inputs.values()))), 4)])",
         ),
+        (
+            "best = net(rows.cuda()).softmax(-1).argmax(1)",
+            "torch.cat([net(rows[at:at + 4].cuda()).softmax(-1).argmax(1) for at in range(0, len(rows), 4)])",
+        ),
+        (
+            "mean = net(rows).mean()",  # of all rows: only what it is made of is parted
+            "torch.cat([net(rows[at:at + 4]) for at in range(0, len(rows), 4)])",
+        ),
         ("out = net(3)", ""),
     ],
 )

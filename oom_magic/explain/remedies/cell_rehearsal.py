@@ -413,10 +413,12 @@ class CellRehearsal:
     ) -> tuple[SizeParameter | None, MemoryReport | None]:
         """The parameter for a size, tried with ``value``, ``others`` and the changes, and the report of that trial."""
         from oom_magic.predict.what_if.change import ExpectedInputs
+        from oom_magic.predict.what_if.model_changes import NoGradients
 
         is_later = what == "evaluation"
         kind, call = ("batch", self._later) if is_later else (what, self._fullest)
-        is_free = call is not None and call.only_evaluates
+        drops_graph = any(isinstance(one, NoGradients) for one in variation.changes)
+        is_free = call is not None and not call.is_training and (drops_graph or call.only_evaluates)
         found = find_size_parameters(self._tree, self._names, kind, self.sizes[what], self._arguments, is_free)
         if is_later:
             found.sort(key=lambda one: EVALUATES.search(one.label) is None)
@@ -424,12 +426,17 @@ class CellRehearsal:
         is_by_row = kind == "batch" and not is_later and is_free
         rows = find_rows(self._tree, self._names, self.sizes[what], is_free) if is_whole or is_by_row else ()
         for parameter in (*found[:_MOST_PARAMETERS], *rows):
-            number = 0 if call is None else call.number
+            number = 0 if call is None else self._first_like(call).number
             expected = ExpectedInputs(number, lambda inputs: sizes_of_inputs(inputs).get(kind) == value)
             with contextlib.suppress(NotEvaluatedError):
                 changes, overridden = (*variation.changes, expected), {parameter: value, **others}
                 return parameter, self._execute(changes, overridden, variation.mended, variation.dropped)[0]
         return None, None
+
+    def _first_like(self, call: ModelCall) -> ModelCall:
+        """The first call of the same kind: with a changed size, more or fewer calls may come before the others."""
+        calls = [] if self._training is None else self._training.model_calls
+        return next((one for one in calls if one.inputs == call.inputs and one.is_training == call.is_training), call)
 
     @cached_property
     def _leaves(self) -> Leaves:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.gpu.notebooks.failing_notebooks import NOTEBOOKS
-from tests.gpu.notebooks.notebook_cases import HEAD, Notebook, names, put
+from tests.gpu.notebooks.notebook_cases import FILLED, HEAD, Notebook, names, put
 
 NOTEBOOKS["perplexity over windows"] = Notebook(
     (
@@ -120,4 +120,38 @@ for step in range(20):
     names("chunked_loss"),
     {"chunked_loss": put(CHUNKED=_CHUNKED)},
     reads_values=True,
+)
+
+_IN_PARTS = "torch.cat([model(x_test[at:at + {after}].cuda()).argmax(1) for at in range(0, 10000, {after})])"
+NOTEBOOKS["test set at once, in each epoch"] = Notebook(
+    (
+        HEAD
+        + """
+model = nn.Sequential(nn.Conv2d(1, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(),
+                      nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64 * 14 * 14, 10)).cuda()
+x_train, y_train = torch.rand(6000, 1, 28, 28), torch.randint(0, 10, (6000,))
+x_test, y_test = torch.rand(10000, 1, 28, 28), torch.randint(0, 10, (10000,))
+opt = torch.optim.Adam(model.parameters())
+""",
+        """
+for epoch in range(2):
+    model.train()
+    for i in range(0, 6000, 128):
+        loss = F.cross_entropy(model(x_train[i:i+128].cuda()), y_train[i:i+128].cuda())
+        opt.zero_grad(); loss.backward(); opt.step()
+    model.eval()
+    {NG}preds = {PREDS}
+    torch.set_grad_enabled(True)
+    print(epoch, (preds == y_test.cuda()).float().mean().item())
+""",
+    ),
+    {"NG": "", "PREDS": "model(x_test.cuda()).argmax(1)"},
+    FILLED,
+    names("combination"),
+    {
+        "combination": lambda before, remedy: {
+            "NG": "torch.set_grad_enabled(False); ",
+            "PREDS": _IN_PARTS.replace("{after}", str(remedy["after"])),
+        }
+    },
 )

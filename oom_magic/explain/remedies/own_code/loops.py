@@ -300,14 +300,20 @@ def _under_no_grad(body: list[ast.stmt]) -> ast.With:
 
 
 def evaluations_without_gradients(tree: Code, models: set[str]) -> str:
-    """The loops of a cell or function that evaluate one of the ``models``, with ``no_grad`` in them; "" if it has none.
+    """What evaluates one of the ``models`` in code, under ``no_grad``: loops, and calls behind ``eval()``;
+    "" if it has none.
 
     A loop whose losses are walked back behind it is none: ``eval()`` comes before it, or its data have such a name.
     """
-    loops = [copied(loop) for loop in _evaluating(tree.body, models | arguments_of(tree))]
-    for loop in loops:
-        loop.body = [_under_no_grad(loop.body)]
-    return "\n".join(map(ast.unparse, loops))
+    return "\n".join(map(_without_gradients, _evaluating(tree.body, models | arguments_of(tree))))
+
+
+def _without_gradients(statement: ast.stmt) -> str:
+    if not isinstance(statement, ast.For):
+        return ast.unparse(_under_no_grad([statement]))
+    loop = copied(statement)
+    loop.body = [_under_no_grad(loop.body)]
+    return ast.unparse(loop)
 
 
 def frozen_without_gradients(tree: Code, names: Mapping[str, Any]) -> str:
@@ -394,15 +400,19 @@ def _modes_set(tree: Code) -> dict[str, bool]:
     return {name: is_training for name, is_training in modes.items() if name not in both}
 
 
-def _evaluating(body: list[ast.stmt], models: set[str]) -> Iterator[ast.For]:
+def _evaluating(body: list[ast.stmt], models: set[str]) -> Iterator[ast.stmt]:
     is_told = False
-    for statement in body:
+    for at, statement in enumerate(body):
         is_told = (is_told or called_alone(statement) == "eval") and called_alone(statement) != "train"
         text = ast.unparse(statement)
         if isinstance(statement, _DEFINING) or (isinstance(statement, ast.With) and "no_grad" in text):
             continue
         if isinstance(statement, ast.For) and ".backward(" not in text and _calls(statement, models):
             if is_told or _EVALUATED.search(ast.unparse(statement.iter)):
+                yield statement
+        elif isinstance(statement, (ast.Assign, ast.Expr)):
+            follows = any(".backward(" in ast.unparse(one) for one in body[at:])
+            if is_told and not follows and _calls(statement, models):
                 yield statement
         else:
             for name in ("body", "orelse"):

@@ -41,14 +41,15 @@ def model_calls(tree: ast.Module, names: Mapping[str, Any]) -> Iterator[tuple[An
         for key, value in list(vars(node).items()):
             places = enumerate(value) if isinstance(value, list) else [(key, value)]
             for at, one in places:
-                call = _call_of(one)
-                if call is not None and id(call) not in inside and _is_of_model(call, names):
+                call = _call_of(one, names) if at != "func" else None  # a method is taken with its call
+                if call is not None and id(call) not in inside:
                     inside.add(id(call))
                     yield (value if isinstance(value, list) else vars(node)), at, one
 
 
-def _call_of(taken: Any) -> ast.Call | None:
-    """The call of which an attribute, or the same of each row, is taken: ``model(x).logits[:, -1]``."""
+def _call_of(taken: Any, names: Mapping[str, Any]) -> ast.Call | None:
+    """The call of a model of which an attribute, or the same of each row, is taken: ``model(x).logits[:, -1]``,
+    ``model(x).argmax(1)``."""
     while True:
         match taken:
             case (
@@ -56,8 +57,10 @@ def _call_of(taken: Any) -> ast.Call | None:
                 | ast.Subscript(value=value, slice=ast.Tuple(elts=[ast.Slice(None, None, None), *_]))
             ):
                 taken = value
-            case ast.Call():
+            case ast.Call() if _is_of_model(taken, names):
                 return taken
+            case ast.Call(func=ast.Attribute(value=value)) if _keeps_rows(taken):
+                taken = value
             case _:
                 return None
 
@@ -66,7 +69,7 @@ def in_rows(taken: ast.expr, names: Mapping[str, Any], bound: Collection[str], n
     """What is taken of a model's call on ``number`` rows, of calls on ``after`` rows each and joined; "" where it is
     not known what of its arguments has the rows. Names ``bound`` by the code are taken to have them."""
     part = copied(taken)
-    call = _call_of(part)
+    call = _call_of(part, names)
     if call is None or any(isinstance(one, ast.Starred) for one in call.args):
         return ""
     rows = _Rows(names, bound, number, after)

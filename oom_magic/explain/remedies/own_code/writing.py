@@ -165,7 +165,7 @@ class CodeWriter:
         a step of training, else loops that evaluate; "" where it cannot be written, None where all of the cell may be.
         """
         if size is not None:
-            return "" if has_trained else self.without_graph(*size)
+            return self.without_graph(has_trained, *size)
         if not (has_trained or runs_frozen):
             return None
         ways = (frozen_without_gradients, frozen_in_function) if runs_frozen else ()
@@ -194,13 +194,18 @@ class CodeWriter:
         models = {name for name, value in self._names.items() if is_module(value)}
         return self.rewritten(lambda tree, _: evaluations_without_gradients(tree, models))
 
-    def without_graph(self, size: SizeParameter | None, after: int) -> str:
-        """The cell, which only evaluates, under ``no_grad`` and with another size; "" where that cannot be set."""
+    def without_graph(self, has_trained: bool, size: SizeParameter | None, after: int) -> str:
+        """What evaluates in the cell, which else trains or not, under ``no_grad`` and with another size; "" where that
+        cannot be set."""
         if size is None or size.rows:
             return ""
         with size.override(self._tree, self._names, after):
-            code = self.rewritten(lambda code, seen: own_code(code, seen, "no_grad", {}))
+            whole = self.without_gradients if has_trained else self._without_graph
+            code = whole()
         return f"{size.target} = {after}\n{code}" if code and size.target else code
+
+    def _without_graph(self) -> str:
+        return self.rewritten(lambda code, seen: own_code(code, seen, "no_grad", {}))
 
     def with_sizes(self, overridden: Mapping[SizeParameter, int], accumulation: int, before_it: int = 1) -> str:
         """The statements changed by sizes, and assignments for those that other cells set; with more batches per step
