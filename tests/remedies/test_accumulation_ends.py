@@ -16,7 +16,7 @@ from oom_magic.explain.remedies.own_code.writing import own_code
 from oom_magic.explain.remedies.rehearsal import Variation
 from oom_magic.explain.remedies.size_parameters import find_size_parameters
 from oom_magic.predict.what_if.loop_changes import AccumulatedGradients
-from tests.support.written_code import LOOP, VALUES, make
+from tests.support.written_code import LOOP, VALUES, make, rewritten
 
 ENDED = """
 step, batches = 0, iter(loader)
@@ -88,6 +88,26 @@ for epoch in range(2):
     for part in range(8 - 8 * epoch):
         kept.append(net(torch.randn(1024, 64, device="cuda")).sum())
 """
+
+
+@pytest.mark.parametrize(
+    "follows",
+    [
+        "update_ema(average, net)",
+        "ema.update_parameters(net)",
+        "for ours, its in zip(average.parameters(), net.parameters()):\n        ours.data = its.data",
+        "with torch.no_grad():\n        for ours, its in zip(a.parameters(), b.parameters()):\n            ours.lerp_(its, 0.1)",
+    ],
+)
+def test_weights_that_follow_the_trained_ones_do_so_once_a_step(follows: str) -> None:
+    code = rewritten("smaller_batch", f"{LOOP}    {follows}\n    show(images)\n")
+    step, _, each = code.partition("if number % accumulation == 0:")[2].partition("losses.append")
+    assert follows.split("\n")[0] in step and "show(images)" in each
+
+
+def test_what_reads_a_batch_by_such_a_name_is_done_for_each():
+    code = rewritten("smaller_batch", f"{LOOP}    soft_update(teacher, images)\n")
+    assert "soft_update" in code.partition("losses.append")[2]
 
 
 def test_smaller_batches_are_followed_as_far_as_the_run_that_evaluates_between_its_steps():

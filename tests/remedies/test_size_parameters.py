@@ -32,6 +32,13 @@ def test_a_setting_that_the_cell_itself_sets_is_found(target):
         assert found.is_named and ast.unparse(tree).rstrip(")").endswith("2")
 
 
+def test_a_loop_that_goes_through_its_data_by_a_number_sets_the_batch() -> None:
+    tree = ast.parse("for i in range(0, 4096, 256):\n    b = rows[i:i + 256]\n    loss = net(b, labels[i:i + 256])")
+    found = find_size_parameters(tree, {}, "batch", 256)[0]
+    with found.override(tree, {}, 64):
+        assert ast.unparse(tree).count("64") == 3 and "256" not in ast.unparse(tree)
+
+
 def test_a_loader_that_an_object_made_is_found():
     """A trainer of the user's makes it with the batch size of then, which it also keeps: that sets nothing any more."""
     loader = torch.utils.data.DataLoader(torch.zeros(64, 4), batch_size=8)

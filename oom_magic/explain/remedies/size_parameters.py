@@ -101,6 +101,7 @@ def find_size_parameters(
     found = [
         *_of_command_line(arguments or [], pattern, value),
         *_given(tree, names, pattern, value),
+        *(_strides(tree, value) if what == "batch" else ()),
         *_literals(tree, pattern, value),
         *_computations(tree, names, pattern, value),
         *_variables(tree, names, pattern, value),
@@ -208,6 +209,18 @@ def _shapes(tree: ast.Module, what: str, value: int) -> Iterator[SizeParameter]:
     firsts = [one for one in constants if type(one.value) is int and one.value == value]
     if what == "batch" and len(firsts) > 1:
         yield SizeParameter(str(value), False, _override_literals(firsts))
+
+
+def _strides(tree: ast.Module, value: int) -> Iterator[SizeParameter]:
+    """The number by which a loop goes through its data: ``for i in range(0, n, 64): x[i : i + 64]``."""
+    for loop in (node for node in ast.walk(tree) if isinstance(node, ast.For)):
+        match loop:
+            case ast.For(target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id="range"), args=[_, _, step])):
+                uppers = [node.upper for node in ast.walk(loop) if isinstance(node, ast.Slice)]
+                ends = [one for one in uppers if isinstance(one, ast.BinOp) and ast.unparse(one.left) == name]
+                sizes = [one for one in (step, *(one.right for one in ends)) if isinstance(one, ast.Constant)]
+                if ends and len(sizes) == len(ends) + 1 and all(one.value == value for one in sizes):
+                    yield SizeParameter(str(value), False, _override_literals(sizes))
 
 
 def find_accumulation(tree: ast.Module, names: Mapping[str, Any], value: int) -> SizeParameter | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.gpu.notebooks.failing_notebooks import NOTEBOOKS
-from tests.gpu.notebooks.notebook_cases import FILLED, HEAD, Notebook, names, put
+from tests.gpu.notebooks.notebook_cases import FILLED, HEAD, Notebook, names, put, too_large_a_batch
 
 NOTEBOOKS["perplexity over windows"] = Notebook(
     (
@@ -120,6 +120,39 @@ for step in range(20):
     names("chunked_loss"),
     {"chunked_loss": put(CHUNKED=_CHUNKED)},
     reads_values=True,
+)
+
+NOTEBOOKS["forecasts fed back, by rows of a number"] = too_large_a_batch(
+    (
+        HEAD
+        + """
+class Seq2Seq(nn.Module):
+    def __init__(self, d=16, h=768):
+        super().__init__()
+        self.enc, self.cell, self.out = nn.Linear(d, h), nn.GRUCell(d, h), nn.Linear(h, d)
+    def forward(self, x, steps):
+        h, y, ys = self.enc(x[:, 0]), x[:, -1], []
+        for _ in range(steps):
+            h = self.cell(y, h)
+            y = self.out(h)
+            ys.append(y)
+        return torch.stack(ys, 1)
+series = torch.randn(8000, 400, 16)
+net = Seq2Seq().cuda()
+opt = torch.optim.Adam(net.parameters(), 1e-3)
+""",
+        """
+horizon = 200
+for i in range(0, 8000, {B}):
+    b = series[i:i + {B}].cuda()
+    x, y = b[:, :200], b[:, 200:200 + horizon]
+    loss = F.mse_loss(net(x, horizon), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    {"B": 1000},
 )
 
 _IN_PARTS = "torch.cat([model(x_test[at:at + {after}].cuda()).argmax(1) for at in range(0, 10000, {after})])"

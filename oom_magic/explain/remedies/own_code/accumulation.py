@@ -256,7 +256,8 @@ def _texts(node: ast.AST) -> Iterator[str]:
 def _accumulate(loop: ast.For | ast.While, limits: Collection[Argument]) -> bool:
     """Let the optimizer step after ``accumulation`` batches, of which the loop has up to ``limits``; whether that was
     possible."""
-    made = {node.id for one in loop.body for node in ast.walk(one) if is_stored(node)}
+    given = [loop.target] if isinstance(loop, ast.For) else []
+    made = {node.id for one in (*given, *loop.body) for node in ast.walk(one) if is_stored(node)}
     updates = [one for one in loop.body if is_update(one, made)]
     if not any(called_alone(node) == "step" for one in updates for node in ast.walk(one)):
         return False

@@ -16,6 +16,7 @@ Code = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 Block = ast.For | ast.While | ast.FunctionDef
 Node = TypeVar("Node", ast.stmt, ast.expr, ast.For, ast.Call, Block)
 
+_AVERAGING = re.compile(r"(^|_)(ema|polyak|(moving|update)_(average|target|teacher|param)\w*|\w+_update)(_|$)", re.I)
 _UPDATES = ("step", "update", "unscale_", "zero_grad", "clip_grad_norm_", "clip_grad_value_")
 # The class that replaces the optimizer's, and the import that it needs.
 OPTIMIZERS = {
@@ -447,12 +448,32 @@ def is_update(statement: ast.stmt, made: Collection[str] = ()) -> bool:
     """Whether it belongs to the optimizer's step; nothing that takes in what the loop has ``made``, as metrics do."""
     if isinstance(statement, ast.If) and not statement.orelse:
         return all(is_update(one, made) for one in statement.body)
+    if _averages(statement):
+        own = {node.id for node in ast.walk(statement) if is_stored(node)}
+        return (set(made) - own).isdisjoint(node.id for node in ast.walk(statement) if isinstance(node, ast.Name))
     if called_alone(statement) == "update":
         given = [node for one in statement.value.args for node in ast.walk(one)]  # type: ignore[attr-defined]
         return not any(
             isinstance(node, ast.Constant) or (isinstance(node, ast.Name) and node.id in made) for node in given
         )
     return called_alone(statement) in _UPDATES
+
+
+def _averages(statement: ast.stmt) -> bool:
+    """Whether it lets other weights follow the trained ones: a function by such a name, or a loop over parameters that
+    changes them in place."""
+    if isinstance(statement, ast.With):
+        return all(map(_averages, statement.body))
+    if isinstance(statement, ast.For):
+        is_of_weights = "parameters()" in ast.unparse(statement.iter)
+        return is_of_weights and all(map(_changes_in_place, statement.body))
+    return bool(_AVERAGING.search(called_alone(statement)))
+
+
+def _changes_in_place(statement: ast.stmt) -> bool:
+    """``average.lerp_(weight, 0.1)``, or an assignment to ``average.data``."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return called_alone(statement).endswith("_") or any(getattr(one, "attr", "") == "data" for one in targets)
 
 
 def is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
