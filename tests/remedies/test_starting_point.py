@@ -156,13 +156,13 @@ def test_a_tensor_in_place_of_one_that_is_gone_is_freed_when_its_name_is_bound_a
     found: list[int] = []
 
     def program() -> None:
-        found.append(torch.cuda.memory_allocated() >> 20)  # of other tests' tensors, too
+        found.append(torch.cuda.memory_allocated())  # of other tests' tensors, too
         for _ in range(3):
             exec("queue = torch.cat([queue, torch.zeros(2**18, device='cuda')])", names)
-            found.append(torch.cuda.memory_allocated() >> 20)
+            found.append(torch.cuda.memory_allocated())
 
     DrySession("RTX 3060", is_lasting=False, has_bar=False, start=start).run(program, [names])
-    assert [one - found[0] for one in found] == [0, 1, 2, 3]
+    assert max(found) - found[0] <= 2**22  # 3 MiB of keys, and the rest of a block; with the first queue 7 MiB
 
 
 @pytest.mark.slow
