@@ -22,6 +22,51 @@ _OF_SCORES = (
     ("text", "said", "not_said"),
     [
         pytest.param(
+            "CUDA out of memory while predicting. Resizing the images to 100x100 didn't help.", [], ["smaller inputs"],
+            id="sizes that were made smaller in vain",
+        ),
+        pytest.param(
+            "Whisper: CUDA out of memory. I also tried different model sizes and a smaller model, still the same.", [],
+            ["smaller model"], id="other models were tried",
+        ),
+        pytest.param(
+            "GPU memory increases with every request until it is full, I am on the latest version of the server", [],
+            ["newer version"], id="the newest version",
+        ),
+        pytest.param(
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 11.17 GiB total capacity; 506.00"
+            " MiB already allocated; 12.50 MiB free; 530.00 MiB reserved in total by PyTorch). I already killed all python"
+            " processes.", ["fuser"], ["Close the other programs"], id="others that were closed",
+        ),
+        pytest.param(
+            "koboldcpp runs out of memory: CUDA out of memory. Can the context use less, other than reducing the context size or the"
+            " layer count?", [], ["n_gpu_layers", "fewer layers", "shorter context"], id="what an author excludes, in his words",
+        ),
+        pytest.param(
+            "The resnet leaks memory:\n```python\nwith torch.no_grad():\n    for i in range(100):\n        out = net(img)\n```\nGPU"
+            " memory increases with each iteration while I train", [], ["losses.append"], id="a line that the code does not have",
+        ),
+        pytest.param(
+            "I upgraded to colab pro to have more RAM. After an upgrade to colab pro+ the runtime still crashes, out of RAM", [],
+            ["from before the update"], id="a larger machine is no update",
+        ),
+        pytest.param(
+            "I don't get OOM with Q8 Flux in ComfyUI. CUDA out of memory on my 3060 when the image is decoded", [], ["ComfyUI"],
+            id="the program that works",
+        ),
+        pytest.param(
+            "CUDA failure 2: out of memory ; GPU=0 ; expr=cudaMalloc((void**) &deviceBufferPtr, n)\nRuntimeError: CUDA failure 2:"
+            " out of memory", [], ["NCCL", "Not a lack"], id="a failure of CUDA without NCCL",
+        ),
+        pytest.param(
+            "It throws an error after a few minutes, when it exhausts the available RAM of GPU", [], ["not GPU memory"],
+            id="RAM of the GPU",
+        ),
+        pytest.param(
+            "GPU out of memory: sess.run(tf.global_variables_initializer())\nResourceExhaustedError: OOM when allocating tensor"
+            " with shape[25088,4096]", ["model's\\s+weights|no\\s+room"], ["ctivations"], id="TensorFlow makes its variables",
+        ),
+        pytest.param(
             'Getting OOM when trying to train a flux lora on a 4060: "ae": "/home/o/ComfyUI/models/vae/ae.sft"', ["fewer bits"],
             ["ComfyUI", "VAE", "picture"], id="a folder of models",
         ),

@@ -84,6 +84,8 @@ def _sysmem_fallback(failure: Failure, clues: Clues) -> Iterator[Support]:
         return
     if (failure.requested_bytes or 0) > held:
         return  # more than the driver ever provides, so a fallback would not have helped
+    if (failure.requested_bytes or 0) > total:
+        weight = min(weight, 0.5)  # one tensor that no such card can hold comes first
     evidence = Evidence("allocated_above_capacity", {"held_bytes": held, "total_bytes": total})
     yield Support(Cause.SYSMEM_FALLBACK, weight, evidence)
 

@@ -264,11 +264,18 @@ def _is_of_device(failure: Failure | None) -> bool:
     return failure is not None and failure.backend not in (None, "cpu")
 
 
+def _of_what_is_computed(told: frozenset[str]) -> Iterator[Support]:
+    """What an author says of the sizes of a pass: what is rendered, and what a kernel does not store."""
+    if "gaussians_grow" in told:
+        yield Support(Cause.ACTIVATIONS, 0.6, Evidence("told_more_gaussians"))
+    if "flash_helps" in told:
+        yield Support(Cause.ACTIVATIONS, 0.15)
+
+
 def _part_of_the_run(clues: Clues) -> Iterator[Support]:
     """Loading, saving, evaluating: by the author's words, where no frame shows it."""
     told = clues.run.told
-    if "gaussians_grow" in told:
-        yield Support(Cause.ACTIVATIONS, 0.6, Evidence("told_more_gaussians"))
+    yield from _of_what_is_computed(told)
     holds_data = clues.program is not None and clues.program.program.key in ("rapids", "boosting")
     if "leaves_devices_idle" in told and "many_ranks" in told and not trains(clues) and not holds_data:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.6, Evidence("told_idle_devices"))

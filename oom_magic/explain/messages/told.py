@@ -18,7 +18,10 @@ _SPENT = (
     r"|(?:hits?|reach\w*) (?:the|its) (?:roof|ceiling|limit))"
 )
 _NEAR = r"(?:(?!\b(?:ram|cpu|host|system|not|if|avoid\w*|prevent\w*)\b)[^.\n]){0,36}?"
-_GPU = r"(?:cuda|v-?ram|(?:gpu|graphics?|card|device)s?'?(?: memory)?|video[- ](?:cards?|memory|ram))"
+_GPU = (
+    r"(?:cuda|v-?ram|ram (?:of|on) (?:the |my )?gpu|(?:gpu|graphics?|card|device)s?'?(?: memory)?"
+    r"|video[- ](?:cards?|memory|ram))"
+)
 _TOO_MUCH = (
     r"(?:tak(?:e|es|ing)|us(?:e|es|ing)|need\w*|requir\w+|consum\w+|occup\w+) (?:up )?(?:too|so"
     r"|way too) (?:much|large) "
@@ -34,6 +37,7 @@ _TOLD_DEVICE = (
 )
 _RAM = (
     r"(?:(?<!gpu )(?<!video )(?<!nor )(?<!vram/)(?<!before )ram(?!/v)"
+    r"(?! (?:of|on|in) (?:the |my )?(?:gpu|graphics|video|card)s?\b)"
     r"|(?:system|host|cpu|main|server)(?: virtual)? (?:memory|ram))"
 )
 _IS_FREE = r" (?:is |was |usage )?(?:not|isn't|wasn't|low|fine|free)\b"  # said behind its name

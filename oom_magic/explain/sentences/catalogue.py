@@ -11,6 +11,7 @@ from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.sentences.evidence import EVIDENCE
 from oom_magic.explain.sentences.meanings import MEANINGS
 from oom_magic.explain.sentences.pages import PAGE_CATALOGUE
+from oom_magic.explain.sentences.program_remedies import PROGRAM_REMEDIES
 from oom_magic.explain.sentences.remedies import REASONS, REMEDIES
 from oom_magic.language import Language, Plural, Sentences, render
 
@@ -332,6 +333,7 @@ CATALOGUE: Sentences = {
     "fact_free_above_capacity": "{free_bytes} free is more than the capacity: this driver misreports one of the two.",
     **MEANINGS,
     **REMEDIES,
+    **PROGRAM_REMEDIES,
 }
 SENTENCES: Sentences = {
     **CATALOGUE,

@@ -77,7 +77,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"--memory[= ]\W{0,2}\d|(?<![\w-])-m[= ]\d+[gmk]?b?\b|\bmem(?:ory)?[-_ ]?limit\w*|\blimits:\s|cgroup"
         r"|oom-?killed|\b137\b|\blimited to \d|限制",
     ),
-    "in_pod": said_as(r"\bpods?\b|kubernetes|\bk[38]s\b|kubelet"),
+    "in_pod": said_as(r"\bpods?\b|kubernetes|\bk[38]s\b|kubelet|oomkilled"),
     "in_container": said_as(
         r"docker|container|memory cgroup|\bpods?\b|kubernetes|\bk[38]s\b|shm[-_]size|singularity|apptainer|podman",
     ),
@@ -305,6 +305,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "was_updated": said_as(r"\b(?:updat|upgrad|reinstall)\w*|升级|更新|업데이트|アップデート"),
     "of_one_scene": said_as(r"\bcolmap\b|\bpoint[- ]?clouds?|\bnerfs?\b|\bvoxels?\b|\bmesh(?:es)?\b"),
     "by_boosting": said_as(r"\b(?:cat|xg)boost\w*|\blightgbm\b|\bgradient[- ]boost\w*"),
+    "around_llama_cpp": said_as(r"koboldcpp|\blm ?studio\b|\bgpt4all\b|\bllamafile\b|\blocalai\b"),
     "by_whisper": said_as(r"whisper[._-]?cpp|\bwhisper_(?:init|model)_"),
     "generates_tokens": said_as(r"\btok(?:en)?s?/s(?:ec)?\b|tokens? per second"),
     "workers": said_as(
@@ -465,7 +466,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "dense_pairs": said_as(
         r"to_dense\w*",
         r"pairwise[_ ]?(?:dist|sim)\w*", r"\b(?P<rows>\w+)(?:\.dot\(|\s?@\s?)(?P=rows)\.t\b",
-        r"dist(?:ance)?_?matri\w*", r"(?<!size)(?<!size\()\(\s?(?P<side>\d{4,}),\s?(?P=side)\s?\)",
+        r"dist(?:ance)?_?matri\w*", r"(?<!size)(?<!size\()(?<!linear)\(\s?(?P<side>\d{4,}),\s?(?P=side)\s?\)",
         r"dense (?:adj\w*|matri\w*|graph)", r"adjacency matrix", r"\bcdist\b", r"(?:distance|similarity"
         r"|affinity|gram|kernel|covariance) matrix", r"pairwise (?:dist|simil)\w*", r"\b[nN] ?[x*\u00d7] ?[nN]\b",
     ),

@@ -16,7 +16,7 @@ from oom_magic.explain.messages.told import KILLED
 _MEMORY = r"(?:memory|vram|(?<!of )ram|rss|usage|consumption|footprint)"
 _HOST = (
     r"(?:(?<!gpu )(?<!video )(?<!nor )(?<!vram/)(?<!gb of )(?<!gb )(?<!g of )(?<!gigs of )(?<!graphics )(?<!graphic )"
-    r"(?<!card )\bram\b|\brss\b"
+    r"(?<!card )\bram\b(?! (?:of|on|in) (?:the |my |our )?(?:gpu|graphics|video|card)s?\b)|\brss\b"
     r"|(?:host|system|cpu|main|physical|computer|pc|server)(?:'s)?(?:[- ]\w+)?[- ](?:memory|ram)|computer'?s memory)"
 )
 _RISES = (
@@ -30,6 +30,8 @@ _SPENT = (
     r"|fully (?:used|utili[sz]ed)|saturat\w*|stays? (?:loaded|occupied)|insufficient|oom\b|ran out|runn?s? out"
     r"|running out|unsuffi\w+)"
 )
+
+_ASKS = re.compile(r"[^.!?\n。！]{0,200}[?？]")  # what follows ends a question
 
 TOLD: dict[str, re.Pattern[str]] = {
     **OF_THE_RUN,
@@ -60,6 +62,9 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:显存|内存)[^\n，。]{0,6}随着?[^\n，。]{0,16}(?:增加|增长|上升|变大|增大)",
         r"(?:显存|内存)(?:间断|阶段|间歇)性?地?(?:增加|增长|上[升涨])"
         r"|每隔[^\n，。]{0,10}(?:显存|内存)[^\n，。]{0,6}(?:增加|增长|上[升涨])",
+        r"(?:メモリ|vram)[^\n。]{0,16}(?:リーク|増え続け|徐々に|少しずつ|どんどん)"
+        r"|(?:長く|長時間|ずっと)(?:使|動か|稼働|起動|実行)[^\n。]{0,40}(?:メモリ|vram)"
+        r"|메모리[^\n]{0,8}(?:누수|계속 (?:증가|늘)|점점)",
         # full only after some epochs
         r"\b(?:gpu|memory|vram|ram)\b(?: \w+){0,3} (?:fill(?:s|ed)?(?: up)?|full) (?:\w+ )?after\b",
     ),
@@ -421,6 +426,8 @@ def said_in(text: str) -> dict[str, str]:
         has_trained = False  # another training went before it
     if _ONE_RANK.search(said):  # cards that others have are not this run's
         matches = {key: match for key, match in matches.items() if key not in ("many_ranks", "shards")}
+    if "spills" in matches and _ASKS.match(said, matches["spills"].end()):
+        del matches["spills"]
     if "spills" in matches:  # the card is full first
         matches.pop("host_fills", None)
     if has_trained and "infers" in matches and "evaluates" not in matches:

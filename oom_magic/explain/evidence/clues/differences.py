@@ -149,7 +149,7 @@ OBSERVED: dict[str, re.Pattern[str]] = {
     ),
     "broke_by_update": said_as(
         r"\b(?:after|since|with|following) (?:(?:the|this|that|an?|my|your|last|latest|recent|new(?:est)?) ){0,3}"
-        r"(?:updat|upgrad)\w*"
+        r"(?:updat|upgrad)\w*\b(?! to (?:colab|pro\b|plus|an? |more |premium|windows|\d+ ?gb))"
         r"(?![^.\n]{0,24}\b(?:still|the same|same (?:error|issue|problem)|(?:did|does)(?:n't| not))\b)",
         r"\b(?:fine|well|worked|ran|normal\w*) (?:\w+ ){0,3}(?:before|until|prior to) (?:\w+ ){0,3}"
         r"(?:updat|upgrad)\w*",
@@ -165,6 +165,11 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"\boom\w* (?:in|with) (?:the |this )?(?:new\w*|latest) version\b|\bthen i (?:updated|upgraded)\b",
         r"\bprevious (?:commit|version|release)\b[^\n]{0,40}\b(?:not oom|n't oom|not fail|fine|works?|worked)\b",
         r"(?:更新|升级)(?:之|以)?后|回退到?[^\n，。]{0,12}(?:正常|可以|好了)",
+    ),
+    "flash_helps": said_as(  # what its kernel does not store was too much
+        r"\b(?:oom|out of memory)\b[^.\n]{0,24}\bwithout flash[- _]?att\w*",
+        r"\b(?:enabl\w+|with|using|add\w*)\W{1,3}(?:-{1,2}fa|flash[- _]?att\w*)\W[^.\n]{0,50}\b(?:runs?|works?"
+        r"|fits?|fine)\b",
     ),
     "clearing_helps": said_as(
         r"\b(?:empty_cache|clear_cache|clear_session|free_all_blocks)\b[^\n]{0,80}"
@@ -221,6 +226,14 @@ _FAILS = words(
 )
 _LONGEST_READ = 10_000
 _LONGEST_LINE = 600
+# Where others, or the same model, run: no program that failed.
+WHERE_IT_RUNS = re.compile(
+    r"\b(?:do|does|did)(?:n't| not) (?:get|have|see|hit) (?:any )?(?:ooms?|out of memory|this|errors?)\b[^.\n]{0,80}"
+    r"|\bunlike (?:with |in )?[^.,\n]{0,40}"
+    r"|\b(?:with|in|on|using) [\w.+/ -]{2,30} (?:it |everything |that |this )?(?:works?|runs?) (?:just )?(?:fine"
+    r"|ok|well|perfectly)\b",
+    re.I,
+)
 
 
 def contrast_in(text: str) -> str:

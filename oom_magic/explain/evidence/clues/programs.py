@@ -11,6 +11,7 @@ from itertools import chain
 
 from oom_magic.explain.evidence.causes import Cause
 from oom_magic.explain.evidence.clues.author_words import CODE_LINE, TOLD
+from oom_magic.explain.evidence.clues.differences import WHERE_IT_RUNS
 
 
 @dataclass(frozen=True)
@@ -436,7 +437,8 @@ def find_program(text: str, trace: str, message_format: str | None = None) -> Pr
     may_be = [one for one in PROGRAMS if one.key == by_format or (by_format is None and _may_run(one, trains))]
     in_frames = (one for one in may_be if one.key == by_format or one.pattern.search(trace))
     in_text = (one for one in may_be if not (trains and (one.is_torch or _SHOWS_TORCH.search(text))))
-    named = (one for one in in_text if one.pattern.search(text) and _is_first_server(one, text))
+    own = WHERE_IT_RUNS.sub(" ", text)
+    named = (one for one in in_text if one.pattern.search(own) and _is_first_server(one, text))
     program = next(chain(in_frames, named), None)
     if program is not None and program.key == "vllm" and PROGRAMS_BY_KEY["sglang"].pattern.search(trace):
         program = PROGRAMS_BY_KEY["sglang"]  # which computes with layers of vLLM

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from oom_magic.explain.evidence.clues.author_words import FAILS, said_in
-from oom_magic.explain.evidence.clues.tried import barred_in, switches_in, tried_in
+from oom_magic.explain.evidence.clues.tried import barred_in, standing_in, switches_in, tried_in
 
 _BAR = re.compile(r"(\d{1,3})%\|[^|\n]{0,200}\|\s{0,3}(\d{1,9})/(\d{1,9})")
 _DONE = re.compile(
@@ -93,7 +93,7 @@ def run_facts(text: str) -> RunFacts:
     label = text[max(0, bars[-1].start() - 60) : bars[-1].start()] if bars else ""
     if "Loading" in label or "shard" in label[-40:]:
         steps = None
-    said = barred_in(text) | switches_in(text) | tried_in(text) | said_in(text)
+    said = barred_in(text) | switches_in(text) | standing_in(text) | tried_in(text) | said_in(text)
     said = {key: quote for key, quote in said.items() if key not in _PARTS or _tells_failure(quote, text)}
     return RunFacts(steps, max(epochs) if epochs else None, frozenset(said), said, is_exact)
 

@@ -76,11 +76,14 @@ def applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) ->
     for key in keys:
         told = founded(key, facts)
         if key == "stream_data" and not told and is_text and (len(keys) == 1 or not facts & _OF_ITS_OWN):
-            yield founded("hold_less", facts)
+            told = founded("hold_less", facts)
+            yield from (told,) if told else ()
         elif key in _TILING and not told and "known_tiles" in diagnosis.told and not _TILES_ALREADY & diagnosis.told:
             yield "smaller_tiles"
         elif told and not _is_unfounded(told, diagnosis):
-            yield _fitting(told, diagnosis)
+            fitting = _fitting(told, diagnosis)
+            if left := fitting if fitting == told else founded(fitting, facts):
+                yield left
 
 
 def told_shortly(keys: tuple[str, ...], diagnosis: Diagnosis) -> tuple[str, ...]:
@@ -112,6 +115,8 @@ def _is_spoken_of(key: str, diagnosis: Diagnosis) -> bool:
 
 def _fitting(key: str, diagnosis: Diagnosis) -> str:
     """The remedy, or the next step where the run has this one."""
+    if key == "detach" and "pasted_code" in diagnosis.told and not _shows_kept(diagnosis):
+        return "detach_own"
     if key in _QUANTIZING and ("is_quantized" in diagnosis.told or _is_of_any_model(key, diagnosis)):
         return "smaller_model"
     if key == "close_processes_any" and diagnosis.program in SERVERS and not _starts(diagnosis):
@@ -131,6 +136,11 @@ def _fitting(key: str, diagnosis: Diagnosis) -> str:
     return key
 
 
+def _shows_kept(diagnosis: Diagnosis) -> bool:
+    """Whether the pasted code has a line that keeps results with their graphs, or the author says that one does."""
+    return any(one.key.startswith(("code_", "told_graph")) for one in diagnosis.evidence)
+
+
 def _starts(diagnosis: Diagnosis) -> bool:
     """Whether a server found the device taken when it started: it had no other process of its own yet."""
     return any(one.key in _AT_START for one in diagnosis.evidence)
@@ -143,7 +153,7 @@ def _shows_others(diagnosis: Diagnosis) -> bool:
 
 def _is_unfounded(key: str, diagnosis: Diagnosis) -> bool:
     """Whether nothing speaks for other programs on the device, or for less input where they are told of."""
-    if key == "close_processes_any":
+    if key in ("close_processes_any", "unlisted_processes"):
         may_be = {one.cause for one in diagnosis.possible if one.confidence is not Confidence.OPEN}
         is_likely = diagnosis.cause is Cause.OTHER_PROCESS or Cause.OTHER_PROCESS in may_be
         return "models_beside" in diagnosis.told or not is_likely

@@ -348,7 +348,7 @@ def _own_limit(diagnosis: Diagnosis) -> tuple[str, ...]:
     """What helps against a lack of RAM in WSL and in containers, which have limits of their own."""
     if "WSL" in diagnosis.systems:
         return ("wsl_memory",)
-    return ("pod_memory",) if "in_container" in diagnosis.told and diagnosis.main_failure is not None else ()
+    return ("pod_memory",) if {"in_container", "in_pod"} & diagnosis.told and diagnosis.main_failure is not None else ()
 
 
 def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:

@@ -96,7 +96,11 @@ def code_of(key: str, diagnosis: Diagnosis) -> tuple[str, str] | None:
     by_command = "calls_by_command" in diagnosis.told
     line = line_of(key, diagnosis.program, diagnosis.limits, in_python=in_python, by_command=by_command)
     if line is not None:
-        return ("", "") if "has_own_page" in diagnosis.told else (line, "python" if in_python else "bash")
+        return (
+            ("", "")
+            if "has_own_page" in diagnosis.told or _has_other_names(diagnosis)
+            else (line, "python" if in_python else "bash")
+        )
     if key == "scheduler_memory" and "cpu_gib" in diagnosis.limits:
         return filled("#SBATCH --mem-per-cpu={cpu_gib:gib}", diagnosis.limits), "bash"
     if key in _SCALED:
@@ -124,8 +128,15 @@ def _split_size(diagnosis: Diagnosis) -> str:
     )
 
 
+def _has_other_names(diagnosis: Diagnosis) -> bool:
+    """Whether a program around llama.cpp has settings of its own for the same."""
+    return diagnosis.program == "llama_cpp" and "around_llama_cpp" in diagnosis.told
+
+
 def setting_of(key: str, diagnosis: Diagnosis) -> dict[str, str]:
     """The value of the field ``setting`` in a change's sentence: the names of the program's settings for it."""
     in_python = bool({"calls_in_python", "has_own_page"} & diagnosis.told)
     names = names_of(key, diagnosis.program, diagnosis.limits, in_python=in_python)
+    if _has_other_names(diagnosis):
+        names = ""
     return {"setting": names} if names else {"setting_key": "setting_unnamed"}
