@@ -28,6 +28,19 @@ def collects_and_joins():
     return torch.cat(kept).softmax(-1)
 
 
+def joins_what_a_hook_kept():
+    model, kept = network().eval(), {}
+
+    def keep(module, args, output):
+        kept.setdefault("out", []).append(output)
+
+    model.register_forward_hook(keep)
+    with torch.no_grad():
+        for _ in range(40):
+            model(torch.zeros(2048, 1024, device="cuda"))
+    return {name: torch.cat(parts) for name, parts in kept.items()}
+
+
 def collects_at_once():
     model = network().eval()
     with torch.no_grad():

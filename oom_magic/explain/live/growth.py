@@ -321,17 +321,24 @@ def _collected_before(file: str, variables: dict[str, Any], line: int, names: Ma
     joined = {name for block, at in path[-1:] for name in _joined_names(block[at])}
     before = [one for block, at in path for one in block[:at] if joined]
     for loop in (node for one in before for node in ast.walk(one) if isinstance(node, (ast.For, ast.While))):
-        for statement in _statements(loop.body):
-            grown = _grown(statement)
-            if isinstance(grown, ast.Name) and grown.id in joined:
-                yield statement, loop, file, names
+        run: list[_Run] = [(statement, loop, file, names) for statement in _statements(loop.body)]
+        for one in called_in(loop, names):  # such as a hook
+            run += [(each, one.definition, one.file, one.names) for each in _statements(one.definition.body)]
+        for each in run:
+            grown = _grown(each[0])
+            whole = None if grown is None else _whole(grown)
+            if isinstance(whole, ast.Name) and whole.id in joined:
+                yield each
 
 
 def _joined_names(statement: ast.stmt) -> Iterator[str]:
-    """What a statement gives to calls that put tensors together."""
-    for call in ast.walk(statement):
-        if isinstance(call, ast.Call) and _joins(call):
-            yield from (node.id for one in call.args for node in ast.walk(one) if isinstance(node, ast.Name))
+    """What a statement gives to calls that put tensors together, or what that is taken from in a comprehension."""
+    calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call) and _joins(node)]
+    given = {node.id for call in calls for one in call.args for node in ast.walk(one) if isinstance(node, ast.Name)}
+    yield from given
+    for part in (node for node in ast.walk(statement) if isinstance(node, ast.comprehension)):
+        if not given.isdisjoint(node.id for node in ast.walk(part.target) if isinstance(node, ast.Name)):
+            yield from (node.id for node in ast.walk(part.iter) if isinstance(node, ast.Name))
 
 
 def _is_library(code: CodeType) -> bool:
