@@ -59,6 +59,10 @@ _OF_SCORES = (
             " out of memory", [], ["NCCL", "Not a lack"], id="a failure of CUDA without NCCL",
         ),
         pytest.param(
+            "JAX remat uses lots of memory on a colab TPU when compiled with JIT", [], ["PREALLOCATE", "reserves its share"],
+            id="nothing is taken of a TPU in advance",
+        ),
+        pytest.param(
             "It throws an error after a few minutes, when it exhausts the available RAM of GPU", [], ["not GPU memory"],
             id="RAM of the GPU",
         ),

@@ -175,8 +175,8 @@ def reserved(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "fills_at_import" in told and (failure is None or failure.format.startswith("told")):
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.6, Evidence("told_at_import"))
         yield Support(Cause.ACTIVATIONS, -0.8)  # nothing has been computed
-    if failure is not None or program is None or program.program.key not in RESERVING:
-        return
-    if {"uses_much", "speaks_of_memory"} & told and not {"grows", "repeated_use"} & told:
+    if failure is not None or program is None or program.program.key not in RESERVING or clues.accelerator == "tpu":
+        return  # a TPU is nobody else's, and nothing is taken of it in advance
+    if {"uses_much", "speaks_of_memory"} & told and not {"grows", "repeated_use", "works_without"} & told:
         evidence = Evidence("program_reserves", program.program.said)
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.5, evidence)

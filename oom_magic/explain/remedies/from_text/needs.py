@@ -177,7 +177,7 @@ NEEDS: Mapping[str, Needs] = {
     "trt_workspace": _row(absent="has_workspace"),
     "mps_watermark": _row(absent="tried_watermark"),
     "jax_init": _row("creates_weights"),
-    "jax_preallocate": _row(absent="full_of_its_own tried_growth"),
+    "jax_preallocate": _row(absent="full_of_its_own tried_growth on_tpu"),
     "tf_own_process": _row("repeats_models repeated_use"),
     "tf_call": _row("repeats_models repeated_use"),
     "rapids_chunks": _row("calls_rapids", instead="smaller_arrays"),
