@@ -158,9 +158,10 @@ class DrySession:
         self.num_caught = 0  # failures that it let happen
         self._allocated_before = [recorder.allocator.allocated_bytes for recorder in self.recorders]
 
-    def assume(self, text: str, is_upper_bound: bool = False) -> None:
+    def assume(self, text: str, is_upper_bound: bool = False, is_lower_bound: bool = False) -> None:
         """Note what could not be followed exactly, with the user's current line."""
-        self._note_assumption(text, self.attribution.line(), is_upper_bound=is_upper_bound)
+        bounds = {"is_upper_bound": is_upper_bound, "is_lower_bound": is_lower_bound}
+        self._note_assumption(text, self.attribution.line(), **bounds)
 
     def _note_assumption(self, text: str, line: SourceLine | None = None, **kind: bool) -> None:
         self._assumptions.setdefault(Assumption(text, line, **kind))

@@ -17,7 +17,7 @@ import torch.utils.dlpack
 from torch.autograd.profiler import record_function
 
 from oom_magic.language import _
-from oom_magic.predict.compiled.calls import torchscript_as_written
+from oom_magic.predict.compiled.torchscript import torchscript_as_written
 from oom_magic.predict.distributed.data_parallel import data_parallel_followed
 from oom_magic.predict.fake_cuda.device_view import (
     DeviceView,

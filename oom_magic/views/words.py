@@ -73,9 +73,9 @@ def verdict_sentence(verdict: str, used_fraction: float, degree: str = "exactly"
 
 
 def part_sentence(used_fraction: float) -> Sentence:
-    """How full the card is at the peak of the part of a run that was followed."""
+    """How full the card is at the peak of what was followed of a run."""
     text = _(
-        "At least {percent:.1f} % of the card is in use at the peak; what later iterations take is not known.",
+        "At least {percent:.1f} % of the card is in use at the peak; what was not followed can take more.",
         percent=100 * used_fraction,
     )
     return Sentence(text, "warning")

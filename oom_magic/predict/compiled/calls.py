@@ -10,10 +10,8 @@ from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any, Protocol, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
-from torch._jit_internal import createResolutionCallbackFromFrame
 
 from oom_magic.errors import describe_error
 from oom_magic.language import _
@@ -21,7 +19,6 @@ from oom_magic.memory.report import Assumption, MemoryReport
 from oom_magic.predict import torch_private
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.fake_memory import OverwrittenError
-from oom_magic.predict.fake_cuda.places import map_tensors, tensors_in
 from oom_magic.predict.isolation.patching import Patches, all_patched, patched, suspended
 from oom_magic.predict.operators.calls import TORCH
 from oom_magic.user_code import is_users_file
@@ -77,7 +74,7 @@ def _on_first_call(gpu: FakeGPU, assume: Callable[..., None], show: Callable[[st
             is_begun.append(True)
 
     def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 (torch's own name)
-        is_import = _is_import(sys._getframe(1))
+        is_import = imports_a_library(sys._getframe(1))
         if not is_import:
             begin()
         with suspended(None), _unseen(gpu):
@@ -137,7 +134,7 @@ def _as_eager(note: Callable[..., None]) -> Iterator[None]:
     def compile(  # noqa: A001 (torch's own name)
         model: Any = None, *, mode: str | None = None, options: Any = None, **_unused: Any
     ) -> Any:
-        if not _is_import(sys._getframe(1)):
+        if not imports_a_library(sys._getframe(1)):
             note(mode, options)
         return model if model is not None else lambda function: function
 
@@ -164,73 +161,7 @@ def _compiled_code_as_written(note: Callable[..., None]) -> Iterator[None]:
         yield
 
 
-def torchscript_as_written(assume: Callable[[str], None]) -> Patches:
-    """In place of ``torch.jit``: code runs as it was written, except that of a library being imported."""
-
-    def note(name: str) -> None:
-        assume(
-            _(
-                "{name}: the code is followed as it is written; from the second call on PyTorch runs"
-                " TorchScript's fused kernels and derivatives, which can take more or less",
-                name=name,
-            )
-        )
-
-    usual = torch.jit.script
-
-    def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_import(sys._getframe(1)):
-            note("torch.jit.script")
-            return obj
-        if isinstance(obj, type):  # its names are looked up in the caller's frame, two frames above this one
-            kwargs.setdefault("_rcb", createResolutionCallbackFromFrame(2))
-        with suspended(None):  # it reads the code of what it finds, also of what stands in for others
-            return usual(obj, *args, **kwargs)
-
-    frozen = {name: _of_scripted(getattr(torch.jit, name)) for name in ("freeze", "optimize_for_inference")}
-    return [(torch.jit, {"script": script, "trace": _trace(torch.jit.trace, note), **frozen})]
-
-
-def _of_scripted(change: Callable[..., Any]) -> Callable[..., Any]:
-    """A change that TorchScript makes to its modules, not to those that are followed as written."""
-    return lambda mod, *args, **kwargs: change(mod, *args, **kwargs) if isinstance(mod, torch.jit.ScriptModule) else mod
-
-
-def _trace(usual: Callable[..., Any], note: Callable[[str], None]) -> Callable[..., Any]:
-    """In place of ``torch.jit.trace``, for what is on a card: sizes are tensors while PyTorch traces."""
-    kept: WeakKeyDictionary[torch.nn.Module, Any] = WeakKeyDictionary()  # example inputs, with what was traced
-
-    def trace(func: Any, example_inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-        is_one = isinstance(example_inputs, (torch.Tensor, dict))
-        inputs = (example_inputs,) if is_one else tuple(example_inputs or ())
-        named = kwargs.get("example_kwarg_inputs") or {}
-        is_module = isinstance(func, torch.nn.Module)
-        held = [*func.parameters(), *func.buffers()] if is_module else []
-        is_there = any(one.is_cuda for one in tensors_in((*inputs, held), named))
-        if isinstance(func, torch.jit.ScriptModule) or not is_there:
-            return usual(func, example_inputs, *args, **kwargs)
-        note("torch.jit.trace")
-        _as_when_traced(partial(func, *inputs, **named), (inputs, named), kwargs.get("check_trace", True))
-        if is_module:
-            kept[func] = inputs, named
-        return func
-
-    return trace
-
-
-def _as_when_traced(run: Callable[[], Any], inputs: Any, is_checked: bool) -> None:
-    """The runs that ``torch.jit.trace`` makes (torch/jit/_trace.py, ``_check_trace``): one is traced, and to check it
-    one with copies of the inputs, then three whose results are compared."""
-    run()
-    if is_checked:
-        with torch.no_grad():
-            copies = map_tensors(inputs, lambda tensor: tensor.detach().clone())
-            run()
-            results = [run() for _unused in ("trace", "Python function", "repeated trace")]
-            del copies, results
-
-
-def _is_import(frame: FrameType | None) -> bool:
+def imports_a_library(frame: FrameType | None) -> bool:
     """Whether a library is being imported: what it compiles then may never run."""
     while frame is not None and not is_users_file(frame.f_code.co_filename):
         if frame.f_code.co_name == "<module>":
