@@ -123,7 +123,15 @@ fully_shard({model}, offload_policy=CPUOffloadPolicy())""",
     "half_weights": "{model} = {model}.to(torch.{torch_dtype})   # before the optimizer is created",
     "half_weights_inputs": """\
 {model} = {model}.to(torch.{torch_dtype})   # before the optimizer is created
-# and its inputs: {model}(x.to(torch.{torch_dtype}))""",
+
+def with_narrow_inputs(module, args, kwargs):
+    def narrow(one):
+        is_wide = torch.is_tensor(one) and one.is_floating_point()
+        return one.to(torch.{torch_dtype}) if is_wide else one
+    named = {{name: narrow(one) for name, one in kwargs.items()}}
+    return tuple(map(narrow, args)), named
+
+{model}.register_forward_pre_hook(with_narrow_inputs, with_kwargs=True)""",
     "lora": """\
 from peft import LoraConfig, get_peft_model
 {model} = get_peft_model({inner},
