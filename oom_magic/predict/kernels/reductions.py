@@ -251,12 +251,17 @@ def _topk(call: Call) -> None:
 
 def _mode(call: Call) -> None:
     """TensorModeKernel.cpp, ``mode_kernel_impl``: slices in rows, on a copy of their own where each needs more than a
-    thread block (what Thrust takes then is not known)."""
+    thread block. Then they are sorted by Thrust, one after the other, with the numbers of their elements
+    (TensorModeKernel.cu, ``calculate_mode``)."""
     make_outputs(call)
     tensor, dim = call.args[0], call.argument(1, -1)
     is_long = tensor.dim() > 0 and tensor.shape[dim] > _MODE_IN_BLOCK
     if tensor.dim() and (is_long or not tensor.transpose(dim, -1).is_contiguous()):
         call.take_like(tensor)
+    if is_long and tensor.numel():
+        numbers = call.take(tensor.shape[dim] * _INDEX)
+        sorting = call.allocate_scratch(radix_bytes, tensor.shape[dim], tensor.element_size(), _INDEX)
+        call.give_back(sorting, numbers)
 
 
 def _search_by_blocks(call: Call, num_slices: int, length: int, item_bytes: int) -> None:
