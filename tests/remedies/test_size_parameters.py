@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +38,22 @@ def test_a_loop_that_goes_through_its_data_by_a_number_sets_the_batch() -> None:
     found = find_size_parameters(tree, {}, "batch", 256)[0]
     with found.override(tree, {}, 64):
         assert ast.unparse(tree).count("64") == 3 and "256" not in ast.unparse(tree)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    for i in range(0, 4096, 256):\n        net(rows[i:i + 256])",
+        "    for batch in DataLoader(rows, batch_size=256):\n        net(batch)",
+    ],
+)
+def test_a_number_in_a_function_of_another_cell_is_set_where_the_cell_defines_it(body: str, shell: Any) -> None:
+    shell.run_cell(f"def epoch(net):\n{body}")
+    tree = ast.parse("epoch(net)")
+    (found,) = find_size_parameters(tree, shell.user_ns, "batch", 256)
+    with found.override(tree, {}, 64):
+        assert ast.unparse(tree) == f"def epoch(net):\n{body}\nepoch(net)".replace("256", "64")
+    assert ast.unparse(tree) == "epoch(net)"
 
 
 def test_a_loader_that_an_object_made_is_found():

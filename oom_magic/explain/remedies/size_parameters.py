@@ -13,16 +13,16 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from oom_magic.explain.live.called import object_of
+from oom_magic.explain.live.called import called_in, object_of
 from oom_magic.explain.remedies.own_code.loops import is_stored
 from oom_magic.explain.remedies.own_code.parts import first_rows, rows_read
 from oom_magic.explain.remedies.own_code.rows import computed_in_parts, in_rows, model_calls
-from oom_magic.user_code import is_users_file
+from oom_magic.user_code import is_cell, is_users_file
 
 _BATCH = re.compile(r"batch|(^|_)bs($|_)|^B$", re.IGNORECASE)
 _LENGTH = re.compile(r"seq|len|block_size|context|n_ctx|^T$|^S$", re.IGNORECASE)
@@ -109,6 +109,7 @@ def find_size_parameters(
     found += _shapes(tree, what, value)
     found += _defaults(tree, names, pattern, value)
     found += _attributes(names, pattern, value)
+    found += _in_functions(tree, names, what, value)
     found += _wholes(tree, names, value) if what == "batch" and are_rows_free else ()
     return sorted(found, key=lambda parameter: not parameter.is_named)
 
@@ -221,6 +222,26 @@ def _strides(tree: ast.Module, value: int) -> Iterator[SizeParameter]:
                 sizes = [one for one in (step, *(one.right for one in ends)) if isinstance(one, ast.Constant)]
                 if ends and len(sizes) == len(ends) + 1 and all(one.value == value for one in sizes):
                     yield SizeParameter(str(value), False, _override_literals(sizes))
+
+
+def _in_functions(tree: ast.Module, names: Mapping[str, Any], what: str, value: int) -> Iterator[SizeParameter]:
+    """Numbers in functions of other cells that the cell runs: they come into it as they are then."""
+    for one in called_in(tree, names):
+        if is_cell(one.file) and names.get(one.definition.name) is one.function:
+            inside = ast.Module([one.definition], [])
+            named = (each for each in _literals(inside, NAMES[what], value) if each.is_named)
+            for each in (*named, *(_strides(inside, value) if what == "batch" else ())):
+                yield replace(each, override=partial(_defined_in, one.definition, each.override))
+
+
+@contextmanager
+def _defined_in(definition: ast.stmt, override: Override, cell: ast.Module, *given: Any) -> Iterator[None]:
+    cell.body.insert(0, definition)
+    try:
+        with override(cell, *given):
+            yield
+    finally:
+        cell.body.remove(definition)
 
 
 def find_accumulation(tree: ast.Module, names: Mapping[str, Any], value: int) -> SizeParameter | None:

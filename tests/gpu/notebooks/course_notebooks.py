@@ -189,27 +189,44 @@ for epoch in range(2):
     },
 )
 
-_NARROW = """net = net.to(torch.bfloat16)
-def narrow(module, args):
-    return tuple(one.to(torch.bfloat16) for one in args)
-net.register_forward_pre_hook(narrow)
-"""
-NOTEBOOKS["rows of a number in a function of an earlier cell"] = Notebook(
+NOTEBOOKS["rows of a number in a function of an earlier cell"] = too_large_a_batch(
     (
         HEAD
         + """
 net = nn.Sequential(nn.Linear(1024, 8192), nn.ReLU(), nn.Linear(8192, 8192), nn.ReLU(), nn.Linear(8192, 1)).cuda()
-{NARROW}
 X, y = torch.randn(60000, 1024), torch.randn(60000, 1)
 opt = torch.optim.SGD(net.parameters(), 1e-3, momentum=0.9)
 def train_one(net, X, y, opt):
-    for i in range(0, len(X), 8192):
-        loss = F.mse_loss(net(X[i:i+8192].cuda()), y[i:i+8192].cuda())
+    for i in range(0, len(X), {B}):
+        loss = F.mse_loss(net(X[i:i+{B}].cuda()), y[i:i+{B}].cuda())
         opt.zero_grad(); loss.backward(); opt.step()
 """,
         """
 for epoch in range(2):
     train_one(net, X, y, opt)
+""",
+    ),
+    {"B": 8192},
+)
+
+_NARROW = """
+def narrow(module, args):
+    return tuple(one.to(torch.bfloat16) for one in args)
+net.to(torch.bfloat16).register_forward_pre_hook(narrow)
+"""
+NOTEBOOKS["wide weights and float32 rows"] = Notebook(
+    (
+        HEAD
+        + """
+net = nn.Sequential(nn.Linear(1024, 9000), nn.ReLU(), nn.Linear(9000, 9000), nn.ReLU(), nn.Linear(9000, 1)).cuda()
+{NARROW}
+opt = torch.optim.SGD(net.parameters(), 1e-3, momentum=0.9)
+""",
+        """
+for step in range(4):
+    x = torch.randn(6000, 1024).cuda()
+    loss = net(x).square().mean()
+    opt.zero_grad(); loss.backward(); opt.step()
 """,
     ),
     {"NARROW": ""},
