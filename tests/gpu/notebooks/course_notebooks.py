@@ -218,13 +218,13 @@ NOTEBOOKS["wide weights and float32 rows"] = Notebook(
     (
         HEAD
         + """
-net = nn.Sequential(nn.Linear(1024, 9000), nn.ReLU(), nn.Linear(9000, 9000), nn.ReLU(), nn.Linear(9000, 1)).cuda()
+net = nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1)).cuda()
 {NARROW}
 opt = torch.optim.SGD(net.parameters(), 1e-3, momentum=0.9)
 """,
         """
 for step in range(4):
-    x = torch.randn(6000, 1024).cuda()
+    x = torch.randn(24000, 1024).cuda()
     loss = net(x).square().mean()
     opt.zero_grad(); loss.backward(); opt.step()
 """,
