@@ -160,6 +160,26 @@ def test_two_calls_with_one_backward_are_one_batch():
     assert survey.batches_per_step == 1
 
 
+@pytest.mark.parametrize(("is_moved", "number"), [(True, 1), (False, 2)])
+def test_a_batch_whose_gradient_is_taken_at_other_weights_is_one(is_moved: bool, number: int) -> None:
+    """As in sharpness-aware minimization; without that a batch that is always the same is several."""
+
+    def minimize() -> None:
+        model, batch = nn.Linear(8, 8).cuda(), torch.zeros(2, 8, device="cuda")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            for _ in range(2):
+                model(batch).sum().backward()
+                with torch.no_grad():
+                    for weight in model.parameters() if is_moved else ():
+                        weight.add_(0.1)
+            optimizer.step()
+
+    survey = Survey([])
+    run(minimize, survey)
+    assert survey.batches_per_step == number
+
+
 def test_an_offloaded_optimizer_takes_nothing():
     report = run(Loop(), optimizers.offloaded_optimizer())
     assert report.breakdown["optimizer_state"] == 0

@@ -11,7 +11,7 @@ import torch
 
 from oom_magic.predict.isolation.context import steps_hooked
 from oom_magic.predict.isolation.patching import Patches, all_patched
-from oom_magic.predict.what_if.change import ByHandError, Change, InapplicableError, inputs_of
+from oom_magic.predict.what_if.change import ByHandError, Change, InapplicableError, inputs_of, tensors_given
 from oom_magic.predict.what_if.kept_classes import KeptClasses, metrics_of_classes
 from oom_magic.predict.what_if.load_changes import LoadChange
 from oom_magic.predict.what_if.loop_changes import (
@@ -30,7 +30,9 @@ class Survey(Change):
     ``keeps_gradients``: the loop fills them with zeros. ``keeps_outputs``: a Hugging Face model's logits live until
     the optimizer's step. ``gathers_on_device``: a Trainer collects an evaluation there; ``keeps_logits``: its metrics
     read the classes of the logits alone. ``batches_per_step`` counts the batches before the first step: the calls of
-    the model, where there is but one, or the backwards, if those are fewer (two calls may share one).
+    the model, where there is but one, or the backwards, if those are fewer (two calls may share one). A call that is
+    given the tensors of the call before once more, with weights that were changed since, has the same batch (Foret et
+    al. 2021: sharpness-aware minimization).
     ``compares_samples``: a loss has a product of all samples of a batch with each other.
     """
 
@@ -51,6 +53,9 @@ class Survey(Change):
         self._num_training_calls = 0
         self._has_stepped = False
         self._logits: weakref.ref[torch.Tensor] | None = None
+        self._given: list[weakref.ref[torch.Tensor]] = []  # by the last call, of which that before it was
+        self._has_same = self._is_changed = False
+        self._version = 0  # of the weights, at the last call
 
     @property
     def batches_per_step(self) -> int:
@@ -103,16 +108,23 @@ class Survey(Change):
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same; records how many samples there are."""
         self._batches |= {shape[0] for shape, _ in inputs_of(args, kwargs) if shape}
+        given = tensors_given(args, kwargs)
+        before = [one() for one in self._given]
+        self._has_same = bool(given) and list(map(id, before)) == list(map(id, given))
+        self._given = list(map(weakref.ref, given))
         return args, kwargs
 
     def around_call(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Nothing; counts the calls, those of losses too, as ``NoGradients`` does."""
         self._num_calls += 1
+        before, self._version = self._version, next((one._version for one in model.parameters()), 0)
+        self._is_changed = before != self._version
         return nullcontext()
 
     def result(self, result: Any) -> Any:
         """The same; records whether it has logits."""
-        self._num_forwards += torch.is_grad_enabled() and not self._has_stepped
+        is_again = self._has_same and self._is_changed
+        self._num_forwards += torch.is_grad_enabled() and not (self._has_stepped or is_again)
         if has_outputs(result):
             self._logits = weakref.ref(result["logits"])
         return result
