@@ -303,6 +303,20 @@ def keeps_models_of_folds():
         models.append(model)
 
 
+def keeps_runs():
+    runs = []
+    for _ in range(1000):
+        runs.append(run_of_a_dictionary())  # noqa: PERF401
+
+
+def run_of_a_dictionary():
+    model = network(depth=10)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.zeros(64, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    return {"rate": 0.1, "model": model, "opt": optimizer}
+
+
 def joins():
     cache = torch.empty(1, 1024, 1024, device="cuda")
     while True:

@@ -104,7 +104,7 @@ def fixed_line(
         return ""
     text, whole = ast.unparse(added), ast.unparse(statement)
     at = whole.rindex(text)
-    kept = _optimizers_in(added, last) if ".cpu()" in ended else ()
+    kept = [*_optimizers_in(added, last), *_optimizers_of(statement, added, last)] if ".cpu()" in ended else []
     following = (f"; {one}.load_state_dict({one}.state_dict())" for one in kept)  # states go where parameters are
     return "".join([whole[:at], ended, whole[at + len(text) :], *following])
 
@@ -115,6 +115,25 @@ def _optimizers_in(added: ast.expr, value: Any) -> Iterator[str]:
     for part, made in zip(parts, _made_of(parts, {}, value), strict=True):
         if isinstance(part, ast.Name) and isinstance(made, sys.modules["torch"].optim.Optimizer):
             yield part.id
+
+
+def _optimizers_of(statement: ast.stmt, added: ast.expr, value: Any) -> Iterator[str]:
+    """The optimizers in the entry that a call has made, as they are reached in the container."""
+    if not isinstance(added, ast.Call):
+        return
+    match statement:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr="append"))):
+            entry = f"{ast.unparse(owner)}[-1]"
+        case ast.Assign(targets=[ast.Subscript() as target]):
+            entry = ast.unparse(target)
+        case _:
+            return
+    parts = (
+        dict.items(value) if isinstance(value, dict) else enumerate(value if isinstance(value, (list, tuple)) else ())
+    )
+    for key, one in parts:
+        if isinstance(one, sys.modules["torch"].optim.Optimizer):
+            yield f"{entry}[{key!r}]"
 
 
 def last_entry(container: Any) -> Any:
@@ -129,9 +148,13 @@ def _of_each(node: ast.expr, ending: str, value: Any) -> str | None:
     if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)) or "state_dict" in _calls(node):
         return None
     text = ast.unparse(node)
-    if isinstance(value, dict) and any(map(is_tensor, dict.values(value))):
-        others = "" if all(map(is_tensor, dict.values(value))) else ' if hasattr(value, "cpu")'
-        return f"{{key: value.{ending} for key, value in {text}.items(){others}}}"
+    if isinstance(value, dict) and any(_is_movable(one, ending) for one in dict.values(value)):
+        others = (
+            ""
+            if all(map(is_tensor, dict.values(value)))
+            else f' if hasattr(value, "{ending.partition("(")[0]}") else value'
+        )
+        return f"{{key: value.{ending}{others} for key, value in {text}.items()}}"
     if isinstance(value, (tuple, list)) and value and all(_is_movable(one, ending) for one in value):
         each = f"one.{ending} for one in {text}"
         if isinstance(node, ast.Call) and hasattr(type(value), "_fields"):  # of a namedtuple, by its name

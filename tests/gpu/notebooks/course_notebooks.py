@@ -234,3 +234,34 @@ for step in range(4):
     names("half_weights", "smaller_batch"),
     {"half_weights": put(NARROW=_NARROW)},
 )
+
+NOTEBOOKS["runs that a function returns whole"] = Notebook(
+    (
+        HEAD
+        + """
+def on_host(run):
+    run["model"].cpu()
+    run["opt"].load_state_dict(run["opt"].state_dict())
+    return run
+def run_experiment(seed, dim=512, bs=24):
+    torch.manual_seed(seed)
+    layer = nn.TransformerEncoderLayer(dim, 8, 4 * dim, batch_first=True, norm_first=True)
+    model = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False).cuda()
+    opt = torch.optim.AdamW(model.parameters(), 1e-4)
+    for step in range(5):
+        x = torch.randn(bs, 128, dim, device="cuda")
+        loss = (model(x) - x).square().mean()
+        loss.backward(); opt.step(); opt.zero_grad()
+    return {"seed": seed, "model": model, "opt": opt}
+""",
+        """
+runs = []
+for seed in range(8):
+    runs.append({KEPT}(run_experiment(seed)))
+""",
+    ),
+    {"KEPT": ""},
+    names("leak_or_retained_reference"),
+    names("keep_on_host"),
+    {"keep_on_host": put(KEPT="on_host")},
+)
