@@ -5,7 +5,7 @@
 A cell runs out of memory on a pretend GPU, then %oom_explain rehearses it. Goals on two idle cores: words within 1 s,
 the first price within 5 s, all of the GPT-2 cell within 15 s and of the 7B LoRA cell within 30 s. Measured by the clock on
 two idle cores, whose speed varies by 15 % from day to day, for the words, the run as it is with a card that would do, a
-first change, and all: GPT-2 0.3, 2.6, 3.1 and 6.2 s; 7B LoRA 0.5, 3.9, 6.4 and 31.7 s. Before a first change stand two
+first change, and all: GPT-2 0.3, 2.2, 2.6 and 5.3 s; 7B LoRA 0.4, 3.3, 5.6 and 28.8 s. Before a first change stand two
 rehearsals, the run as it is and the changed one, of 2.3 to 2.5 s each for the 7B cell: half of that is the forward and the
 backward of their steps, operator by operator, a fifth building adapters, of which half are random numbers drawn on the host.
 """
