@@ -75,6 +75,7 @@ class FakeMemory:
         self._fail = fail
         self._storages: dict[int, Storage] = {}
         self._overwritten: dict[int, tuple[Storage, str]] = {}  # by key
+        self._dropped: set[int] = set()  # keys of storages from before the trace that were freed early in it
         self._workspaces: list[dict[Owner, int]] = [{} for _unused in self.recorders]  # of libraries, by owner
         self._private: dict[tuple[int, tuple[int, int]], int] = {}  # bytes of pools from before, by card and name
 
@@ -171,6 +172,7 @@ class FakeMemory:
 
     def restart(self) -> None:
         """Begin a new trace; live storages stay."""
+        self._dropped.clear()
         self.set_current(0)
         numbers = [recorder.restart() for recorder in self.recorders]
         for storage in self.live_storages():
@@ -225,7 +227,11 @@ class FakeMemory:
     def was_there_before(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's memory was allocated before the trace began."""
         storage = self.storage_of(tensor)
-        return storage is not None and 0 <= storage.allocation < self.recorders[storage.card].num_before
+        return storage is not None and self._is_from_before(storage)
+
+    def _is_from_before(self, storage: Storage) -> bool:
+        is_there = 0 <= storage.allocation < self.recorders[storage.card].num_before
+        return is_there or storage.key in self._dropped
 
     def free_made(self, but: Collection[int]) -> int:
         """Free what tensors took in this trace, apart from the storages with the keys ``but``, and libraries'
@@ -245,6 +251,8 @@ class FakeMemory:
     def free_early(self, storage: Storage) -> None:
         """Free a storage's memory while tensors still refer to it."""
         if storage.allocation >= 0:
+            if self._is_from_before(storage):
+                self._dropped.add(storage.key)
             self.recorders[storage.card].free(storage.allocation)
             storage.allocation = -1
 
@@ -418,6 +426,7 @@ class FakeMemory:
             del self._storages[entry.key]
             self._on_host.discard(entry.key)
             self._overwritten.pop(entry.key, None)
+            self._dropped.discard(entry.key)
             self.values.forget(entry.key)
         if entry.allocation >= 0:
             self.recorders[entry.card].free(entry.allocation)

@@ -7,6 +7,7 @@ statements drop the last name that leads to them.
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import functools
 import operator
@@ -132,9 +133,15 @@ class ReboundNames:
 
 
 def _empty(tensor: torch.Tensor) -> None:
-    """Free the memory of a stand-in for a user's tensor, whose own data is set aside."""
+    """Free the memory of a stand-in for a user's tensor, whose own data is set aside, and of its graph."""
     with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():  # type: ignore[attr-defined]
-        tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        nothing = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        if tensor.grad_fn is not None and tensor._is_view():  # it cannot be detached
+            with contextlib.suppress(RuntimeError):
+                torch._C._swap_tensor_impl(tensor, nothing)  # type: ignore[attr-defined]
+            return
+        tensor.detach_()
+        tensor.data = nothing
 
 
 def _with_looks(statements: Iterable[ast.stmt]) -> list[ast.stmt]:

@@ -134,7 +134,8 @@ class TensorExchange:
         for hooks in itertools.chain.from_iterable(map(tables_of_hooks, live.tensors)):
             real.add_plain(hooks, 1)
         journal.record(real.restore)
-        note_state(real, live, namespaces, self._run_copies, assume, above, iterators)
+        own = self._made_by_runs(live.tensors)
+        note_state(real, live, namespaces, self._run_copies, assume, above, iterators, own)
         self._found = self._made
         real.apply(self._found)
         if self._start is not None:
@@ -147,9 +148,13 @@ class TensorExchange:
         exchanged = [one.tensor for one in pairs]
         self._freed = set()
         watched = (containers, self._found, self._freed)
-        dropped = ObjectsDropped(self.gpu, real, live, namespaces, above, exchanged, *watched)
+        dropped = ObjectsDropped(self.gpu, real, live, namespaces, above, exchanged, own, *watched)
         self.gpu.releases += [containers.release, dropped.release]
         return real
+
+    def _made_by_runs(self, tensors: list[torch.Tensor]) -> set[int]:
+        """The identities of those that this session's earlier runs made: nothing of theirs is to be put back."""
+        return {id(one) for one in tensors if one.is_meta and self.gpu.place(one) is not None}
 
     @property
     def functions_held(self) -> list[tuple[Any, Callable[[Any], object]]]:

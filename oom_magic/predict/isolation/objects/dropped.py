@@ -55,6 +55,7 @@ class ObjectsDropped:
         namespaces: Collection[dict[str, Any]],
         above: Collection[dict[str, Any]],
         exchanged: list[torch.Tensor],
+        made_by_runs: set[int],
         containers: ContainersLetGo,
         changes: Changes,
         freed: set[int],
@@ -65,6 +66,7 @@ class ObjectsDropped:
         self._changes = changes
         self._freed = freed
         self._held = Counter(identities(exchanged))
+        self._of_run = made_by_runs.union(self._held)
         self._names = [*namespaces], [one for one in above if one]
         self._namespaces = {id(one) for some in self._names for one in some}
         parts = {id(part) for module in live.modules for part in (vars(module).get("_modules") or {}).values()}
@@ -173,8 +175,10 @@ class ObjectsDropped:
             if id(container) in numbers:
                 self._snapshot.restore_one(container)
         with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
-            for tensor in dropped:
-                if id(tensor) in self._held and _is_alone(tensor):
+            tensors = [one for one in dropped if id(one) in self._of_run and _is_pythons(one)]
+            sharing = Counter(one.untyped_storage()._cdata for one in tensors)
+            for tensor in tensors:
+                if _num_uses(tensor) == sharing[tensor.untyped_storage()._cdata]:
                     tensor.grad = None
                     storage = self._gpu.storage_of(tensor)
                     if storage is not None:
@@ -187,9 +191,12 @@ def _is_followed(one: Any) -> bool:
     return one is not None and type(one) not in _NOT_FOLLOWED and not isinstance(one, type)
 
 
-def _is_alone(tensor: torch.Tensor) -> bool:
-    """Whether neither C++ holds a tensor nor another one lies in its memory."""
-    if tensor.layout is not torch.strided:
-        return False
-    uses = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
-    return tensor._use_count() <= 1 and uses <= 2  # type: ignore[attr-defined]
+def _is_pythons(tensor: torch.Tensor) -> bool:
+    """Whether C++ does not hold a tensor, which has memory."""
+    return tensor.layout is torch.strided and tensor._use_count() <= 1  # type: ignore[attr-defined]
+
+
+def _num_uses(tensor: torch.Tensor) -> int:
+    """How many tensors lie in the memory of one."""
+    uses: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    return uses - 1  # this call's

@@ -460,9 +460,11 @@ def note_state(
     assume: Callable[[str], None],
     above: Sequence[dict[str, Any]],
     iterators: Iterators,
+    own: Collection[int],
 ) -> None:
-    """Record everything a dry run may change in the user's objects, with its depth."""
-    for some in (live.tensors, live.modules, live.tools):
+    """Record everything a dry run may change in the user's objects, with its depth; nothing of tensors with the
+    identities ``own``, which would be kept."""
+    for some in ([one for one in live.tensors if id(one) not in own], live.modules, live.tools):
         snapshot.add_classes(some)
     snapshot.add_attributes(live.modules, 2)
     for module in live.modules:
