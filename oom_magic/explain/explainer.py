@@ -75,6 +75,7 @@ _CAUSE_OF_TENSOR = {
     "attention_scores": Cause.ATTENTION_SCORES,
     "optimizer_state": Cause.OPTIMIZER_STATE,
 }
+_OTHERS = ("result", "concatenation", "embeddings")
 _NAME_OF_TENSOR = {"attention_scores": "attention_scores", "logits_or_loss": "logits", "kv_cache": "kv_cache"}
 _PROGRAMS_WITH_FUSED_ATTENTION = ("vllm", "sglang", "tgi", "exllama")  # whose attention stores no scores
 _WEIGHT_PHASES = ("saving", "loading", "optimizer_step")
@@ -241,7 +242,8 @@ class Explainer:
     def _judgement(self, reading: _Reading, findings: _Findings) -> Judgement:
         """The judgement from the text, refined by the findings."""
         main, location, holders = reading.main, findings.location, findings.holders
-        judgement = _refine_with_tensor(judge(reading.failures, reading.text, reading.clues), findings.tensor)
+        clues = _as_seen(reading.clues, location)
+        judgement = _refine_with_tensor(judge(reading.failures, reading.text, clues), findings.tensor)
         if self.report is not None and location.is_exact:
             judgement = refine_with_report(judgement, self.report, findings.is_one_graph)
         judgement = refine_with_loop(judgement, findings.growth, main)
@@ -363,6 +365,14 @@ def _innermost_frame(clues: Clues) -> str:
         return ""
     frame = next((one for one in reversed(clues.frames) if one.code and one.code == clues.code), clues.frames[-1])
     return f"{Path(frame.path).name}:{frame.line}" if frame.line else Path(frame.path).name
+
+
+def _as_seen(clues: Clues, location: FailureLocation) -> Clues:
+    """The clues without what words of the code say about the requested tensor, where frames show that it is another."""
+    best = location.candidates[0] if location.candidates else None
+    if best is None or best.fit < 1 or not best.expression or best.name not in _OTHERS:
+        return clues
+    return replace(clues, tensor=None, run=replace(clues.run, told=clues.run.told - {"scores_all"}))
 
 
 def _refine_with_tensor(judgement: Judgement, answer: TensorAnswer) -> Judgement:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from oom_magic.explain.evidence.causes import Cause
+from oom_magic.explain.evidence.causes import Cause, Confidence
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.live.frames import inspect_failure
 from oom_magic.explain.live.holders import data_sets_on_device
@@ -310,6 +310,11 @@ def attends_with_options():
     return F.scaled_dot_product_attention(q, k, k, **options)
 
 
+def attends_in_one_head():
+    q = torch.zeros(16, 2048, 64, device="cuda")
+    return (q @ q.transpose(1, 2)).softmax(-1) @ q
+
+
 def mixes_pictures():
     real, share = torch.rand(256, 16, 128, 128, device="cuda"), torch.rand(256, 1, 1, 1, device="cuda")
     return share * real
@@ -321,6 +326,7 @@ def mixes_pictures():
         (grows_a_cache, "kv_cache", Cause.ACTIVATIONS),
         (begins_a_cache, "concatenation", Cause.ACTIVATIONS),
         (attends_with_options, "attention_scores", Cause.ATTENTION_SCORES),
+        (attends_in_one_head, "attention_scores", Cause.ATTENTION_SCORES),
         (mixes_pictures, "result", Cause.ACTIVATIONS),
     ],
 )
@@ -330,6 +336,31 @@ def test_caches_and_scores_inside_a_call_are_named(function, name, cause):
     diagnosis = explain(session.exception, report=session.report)
     assert diagnosis.tensors[0].name == name
     assert diagnosis.cause == cause
+
+
+def contrasts_all_pairs():
+    logits = torch.zeros(8192, 8192, device="cuda")
+    mask = torch.ones_like(logits)
+    log_prob = logits - torch.log(logits.exp().sum(1, keepdim=True))
+    return -((mask * log_prob).sum(1) / mask.sum(1)).mean()
+
+
+def weighs_by_sums():
+    query, keys = torch.zeros(320, 1, 1024, device="cuda"), torch.zeros(320, 256, 1024, device="cuda")
+    attends = nn.Linear(1024, 1024, device="cuda")
+    return F.softmax(torch.tanh(query + attends(keys)).sum(-1).unsqueeze(1), -1)
+
+
+@pytest.mark.parametrize("function", [contrasts_all_pairs, weighs_by_sums])
+def test_what_a_line_of_code_is_about_is_no_tensor_where_another_is_seen(function):
+    session = DrySession("RTX 3060", "1GiB", has_bar=False)
+    session.run(function)
+    for report in (None, session.report):
+        diagnosis = explain(session.exception, report=report)
+        assert diagnosis.tensors[0].name == "result"
+        assert diagnosis.cause is Cause.ACTIVATIONS or (report is None and diagnosis.confidence is Confidence.OPEN)
+        assert not {"told_scores_all", "tensor_attention_scores"} & {one.key for one in diagnosis.evidence}
+    session.exception = None  # it would keep the frames
 
 
 def test_an_error_that_is_not_about_memory_is_given_no_cause():

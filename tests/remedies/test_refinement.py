@@ -380,6 +380,24 @@ def test_an_older_model_is_the_cause_also_where_its_release_only_fits_together_w
 
 
 @pytest.mark.parametrize(
+    ("stuck", "verdict", "is_it"), [(750, "safe", True), (750, "danger", False), (300, "safe", False)]
+)
+def test_a_run_that_is_safe_without_pieces_of_the_cache_failed_by_them(stuck, verdict, is_it) -> None:
+    diagnosis = explain(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 2.00"
+        " GiB of which 442.00 MiB is free. Including non-PyTorch memory, this process has 1.57 GiB memory in use. Of the"
+        f" allocated memory 472.00 MiB is allocated by PyTorch, and {stuck}.00 MiB is reserved but unallocated."
+    )
+    diagnosis = replace(diagnosis, cause=Cause.ACTIVATIONS, confidence=Confidence.LIKELY)
+    segments = Remedy(
+        "expandable_segments", 5, "expandable_segments", {}, fits=True, verdict=verdict, saving_bytes=2**28
+    )
+    found = refine_with_remedy(diagnosis, segments)
+    assert (found.cause is Cause.FRAGMENTATION) is is_it
+    assert (found.evidence[0].key == "pieces_in_rehearsal") is is_it
+
+
+@pytest.mark.parametrize(
     ("kind", "width", "batch", "gib", "cause"),
     [
         (torch.optim.Adam, 4096, 64, 0.4, Cause.OPTIMIZER_STATE),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -226,7 +227,8 @@ def refine_with_remedy(diagnosis: Diagnosis, remedy: Remedy) -> Diagnosis:
     """The diagnosis, its cause settled by what a rehearsed remedy that fits has shown, if nothing surer did.
 
     Memory that earlier cells hold needlessly is the cause if it is a good part of what PyTorch held, and so is what a
-    comprehension collects. For an open diagnosis it is fragmentation, if the same run fits with expandable segments.
+    comprehension collects. For an open diagnosis it is fragmentation, if the same run fits with expandable segments;
+    so where the numbers had allowed for it.
     """
     failure = diagnosis.main_failure
     judgement = Judgement(diagnosis.cause, diagnosis.evidence, diagnosis.confidence)
@@ -243,12 +245,20 @@ def refine_with_remedy(diagnosis: Diagnosis, remedy: Remedy) -> Diagnosis:
         values = {"growing_code": remedy.values["line"], "saving_bytes": remedy.saving_bytes or 0}
         found = Evidence("collected_in_rehearsal", values)
         cause = Cause.LEAK_OR_RETAINED_REFERENCE
-    elif remedy.key == "expandable_segments" and diagnosis.cause is Cause.UNKNOWN:
+    elif remedy.key == "expandable_segments" and _is_in_pieces(diagnosis, remedy, failure):
         found = Evidence("pieces_in_rehearsal", {"saving_bytes": remedy.saving_bytes or 0})
         cause = Cause.FRAGMENTATION
     else:
         return diagnosis
     return replace(diagnosis, cause=cause, evidence=(found, *evidence), confidence=Confidence.LIKELY)
+
+
+def _is_in_pieces(diagnosis: Diagnosis, remedy: Remedy, failure: Failure) -> bool:
+    """Whether pieces of the cache are the cause, as the run is safe without them: where no other is known, or where a
+    step's tensors were named though the cache had as much unused as was asked for."""
+    had_room = (failure.stuck_bytes or 0) >= (failure.requested_bytes or sys.maxsize)
+    is_safe = remedy.verdict == "safe" and had_room and diagnosis.cause in _OF_A_STEP
+    return diagnosis.cause is Cause.UNKNOWN or is_safe
 
 
 def _is_by_comprehension(growth: Growth | None, remedy: Remedy, failure: Failure) -> bool:

@@ -19,10 +19,9 @@ _COPIES = ("_to_copy", "clone", "contiguous", "copy_", "to")
 _WITH_RELATIVES = ("backward", "optimizer_step")
 _LOSSES = ("_log_softmax", "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss")
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_unsafe_view")
+_SOFTMAX = ("_softmax", "_safe_softmax", "softmax")
 _POINTWISE = (
-    "_softmax",
-    "_safe_softmax",
-    "softmax",
+    *_SOFTMAX,
     "div",
     "mul",
     "add",
@@ -154,7 +153,8 @@ def _is_scores(made: Output, inputs: tuple[LiveTensor, ...], seen: tuple[LiveTen
     if made.operator in ("bmm", "matmul", "baddbmm"):
         heads = [one.shape.shape[-1] for one in inputs if len(one.shape.shape) >= 3]
         return bool(heads) and min(heads) <= _LARGEST_HEAD and shape[-1] != min(heads)
-    if made.operator not in _POINTWISE or len(shape) != 4 or shape[-1] != shape[-2]:
+    is_of_scores = made.operator in _SOFTMAX or len(shape) == 4  # of three dimensions, a picture may be square, too
+    if made.operator not in _POINTWISE or not is_of_scores or shape[-1] != shape[-2]:
         return False
     return any(shape[-1] in one.shape.shape[1:] and not _is_square(one.shape) for one in (*inputs, *seen))
 
