@@ -15,7 +15,7 @@ from oom_magic.explain.remedies.input_sizes import dimensions_of, sizes_of_input
 from oom_magic.explain.remedies.own_code.parts import given_rows
 from oom_magic.explain.remedies.own_code.writing import CodeWriter
 from oom_magic.explain.remedies.rehearsal import Variation
-from oom_magic.explain.remedies.size_parameters import find_size_parameters, sizes_called
+from oom_magic.explain.remedies.size_parameters import find_rows, find_size_parameters, sizes_called
 from tests.support.versions import as_since_3_11
 
 
@@ -108,6 +108,27 @@ def test_a_whole_data_set_is_trained_on_in_parts(cell: str):
     in_parts = f"{code}\n{cell}" if cell.startswith("fit") else f"{code}\n{CLOSURE.splitlines()[-1]}"
     in_parts = in_parts if cell.startswith("fit") else f"{CLOSURE.splitlines()[1]}\n{in_parts}"
     assert losses(in_parts) == pytest.approx(losses(cell))
+
+
+STEP = "    loss = net({X}).square().mean()\n    opt.zero_grad()\n    loss.backward()\n    opt.step()\n"
+
+
+@pytest.mark.parametrize(
+    ("cell", "rows"),
+    [
+        ("for epoch in range(2):\n" + STEP.format(X="data"), ("data",)),
+        ("for i in range(0, 64, 8):\n" + STEP.format(X="data[i:i + 8].cuda()"), ()),
+        ("for idx in torch.randperm(64).split(8):\n" + STEP.format(X="data[idx]"), ()),
+        ("for i in range(4):\n" + STEP.format(X="data[:, i:]"), ("data",)),
+        ("def fit(x):\n" + STEP.format(X="x") + "fit(data)", ("data",)),
+        ("for b in [data]:\n" + STEP.format(X="b") + "score = net(held).mean()", ("data",)),
+        ("for i in range(0, 64, 8):\n" + STEP.format(X="data[i:i + 8]") + "score = net(held).mean()", ()),
+    ],
+)
+def test_what_a_step_reads_piece_by_piece_or_not_at_all_is_no_whole_data_set(cell: str, rows: tuple[str, ...]) -> None:
+    """Rows that an evaluation behind the step takes at once are none of its batch."""
+    names = {"torch": torch, "data": torch.rand(64, 4), "held": torch.rand(64, 4), "net": torch.nn.Linear(4, 2)}
+    assert next((one.rows for one in find_rows(ast.parse(cell), names, 64)), ()) == rows
 
 
 def test_a_state_that_goes_on_to_the_next_batch_is_not_that_of_other_rows():

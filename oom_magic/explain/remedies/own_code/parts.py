@@ -22,12 +22,39 @@ from oom_magic.explain.remedies.own_code.loops import (
 
 
 def rows_read(tree: ast.Module, names: Mapping[str, Any], number: int) -> tuple[str, ...]:
-    """The tensors of earlier cells with so many rows that a cell or what it runs reads by name."""
-    read = dict.fromkeys(sorted(read_before_bound(tree)))
+    """The tensors of earlier cells with so many rows that a cell or what it runs reads by name, and as a whole; not
+    what only follows its steps."""
+    nodes = list(_of_steps(tree.body))
+    by_piece = {id(node.value) for node in nodes if isinstance(node, ast.Subscript) and _is_piece(node.slice)}
+    whole = {one.id for one in nodes if isinstance(one, ast.Name) and id(one) not in by_piece}
+    read = dict.fromkeys(sorted(read_before_bound(tree) & whole))
     for one in called_in(tree, names):
         nodes = [node for node in ast.walk(one.definition) if isinstance(node, ast.Name)]
         read |= {node.id: None for node in nodes if one.names.get(node.id) is names.get(node.id)}
     return tuple(name for name in read if _has_rows(names.get(name), number))
+
+
+def _of_steps(block: list[ast.stmt]) -> Iterator[ast.AST]:
+    """The nodes of a block but for what follows a backward, or a statement with one in it, without one of its own."""
+    is_behind = False
+    for statement in block:
+        has_backward = any(True for one in (*_blocks(statement), [statement]) for _ in backwards(one))
+        if is_behind and not has_backward:
+            continue
+        is_behind = is_behind or (has_backward and not isinstance(statement, (ast.FunctionDef, ast.ClassDef)))
+        yield statement
+        for node in ast.iter_child_nodes(statement):
+            if not isinstance(node, ast.stmt):
+                yield from ast.walk(node)
+        for field in ("body", "orelse", "finalbody"):
+            yield from _of_steps(getattr(statement, field, []))
+
+
+def _is_piece(index: ast.expr) -> bool:
+    """Whether an index takes other rows each time: ``[i:i + 8]``, ``[chosen]``, but not ``[:, i:]``."""
+    first = index.elts[0] if isinstance(index, ast.Tuple) and index.elts else index
+    bounds = [first.lower, first.upper] if isinstance(first, ast.Slice) else [first]
+    return any(isinstance(node, ast.Name) for one in bounds if one is not None for node in ast.walk(one))
 
 
 def _has_rows(value: Any, number: int) -> bool:
