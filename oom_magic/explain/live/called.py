@@ -127,9 +127,14 @@ def _functions_of(value: Any) -> Iterator[tuple[FunctionType, Any]]:
     elif isinstance(value, FunctionType):
         yield from _plain(value, None)
     elif isinstance(value, sys.modules["torch"].nn.Module):
+        forwards: dict[type, list[FunctionType]] = {}  # a large model has thousands of modules, of a dozen kinds
         for module in value.modules():
-            yield from _plain(type(module).forward, module)
-            for hook in [hook for name in _HOOKS for hook in vars(module)[name].values()]:
+            kind = type(module)
+            if kind not in forwards:
+                forwards[kind] = [function for function, _ in _plain(kind.forward, None)]
+            yield from ((function, module) for function in forwards[kind])
+            own = vars(module)
+            for hook in [hook for name in _HOOKS if own[name] for hook in own[name].values()]:
                 yield from _functions_of(hook)
     elif not inspect.isclass(value):
         yield from _plain(inspect.getattr_static(type(value), "__call__", None), value)

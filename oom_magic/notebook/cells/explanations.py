@@ -53,13 +53,15 @@ def evaluate_remedies(
     from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
     from oom_magic.explain.remedies.room import find_in_the_way
     from oom_magic.predict.isolation.live_objects import heap_set_aside
+    from oom_magic.predict.operators.drawn_numbers import draws_kept
 
     device = None if cell.is_dry else _device(diagnosis)
     gpu, memory = (
         _card_of_run(diagnosis, report) if device is None else (_gpu_like(device, _device_index(diagnosis)), None)
     )
     absent, users = find_absent(), shell.user_ns
-    with runner.names.entered(shell) if cell.is_dry else nullcontext(users) as names, heap_set_aside():
+    entered = runner.names.entered(shell) if cell.is_dry else nullcontext(users)
+    with entered as names, heap_set_aside(), draws_kept():
         code = code_of(shell, cell.source, names)
         origin, there_before = runner.session if cell.is_dry else None, _locate_before(shell, runner, cell)
         room = situation_of(diagnosis, gpu, report, memory, device).usable_bytes

@@ -14,6 +14,7 @@ from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import Handler, Place, tensors_in
 from oom_magic.predict.operators.attention import Capability, choose_backend
 from oom_magic.predict.operators.calls import existing
+from oom_magic.predict.operators.drawn_numbers import draw_on_host
 
 aten = torch.ops.aten
 
@@ -372,15 +373,22 @@ def _handler_for_card(compose: Callable[..., Any]) -> Handler:
     return handle
 
 
+def _draw_uniformly(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args[0].is_meta:
+        return gpu.run(func, args, kwargs)
+    return draw_on_host(gpu, func, args, kwargs)
+
+
 def _draw_in_place(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Numbers of a normal distribution take what those of a uniform one do (cuda/DistributionTemplates.h): nothing. The
     shape of the one is inferred in Python (torch/_refs, ``normal_``), in ten times as long."""
     if not args[0].is_meta:
-        return gpu.run(func, args, kwargs)
+        return draw_on_host(gpu, func, args, kwargs)
     return gpu.run(aten.uniform_.default, args[:1], {})
 
 
 HANDLERS: dict[OpOverload, Handler] = existing({
+    "uniform_": _draw_uniformly,
     "normal_": _draw_in_place,
     "multinomial": _handler(_multinomial),
     "multinomial.out": _handler(_multinomial),
