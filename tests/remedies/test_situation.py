@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from oom_magic.explain.remedies import specs
 from oom_magic.explain.remedies.combining import likely_combinations
 from oom_magic.explain.remedies.remedy import Remedy, Situation, ranked
 from oom_magic.explain.remedies.room import other_hardware
@@ -43,3 +44,15 @@ def test_several_cards_are_named_where_one_is_too_small() -> None:
         for usable in (needed - MIB, needed)
     ]
     assert [("fsdp" in keys) for keys in named] == [True, False]
+
+
+@pytest.mark.parametrize(("style", "library"), [("plain", "torchao"), ("trainer", "deepspeed")])
+def test_a_change_whose_library_is_missing_comes_after_one_that_runs_as_it_stands(
+    style: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def order(is_installed: bool) -> bool:
+        monkeypatch.setattr(specs, "find_spec", lambda name: object() if is_installed and name == library else None)
+        keys = [one.key for one in specs.remedy_specs(Situation(8 * GIB, GPU, style=style))]
+        return keys.index("offload_optimizer") < keys.index("adafactor")
+
+    assert order(is_installed=True) and not order(is_installed=False)

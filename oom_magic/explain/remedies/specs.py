@@ -105,7 +105,7 @@ def remedy_specs(situation: Situation) -> list[RemedySpec]:
         *_of_model(dtype, situation.style),
         *(_of_compiler() if situation.gpu.capability >= _LEAST_OF_TRITON else ()),
         *_of_training_loop(),
-        *_of_optimizer(),
+        *_of_optimizer(situation.style),
         *_of_weights(dtype, is_loading, situation.usable_bytes // 2),
         *_of_processes(),
         *_of_cards(),
@@ -129,8 +129,7 @@ def _of_model(dtype: str, style: str) -> Iterator[RemedySpec]:
     precision = {"precision": f"amp-{dtype}"}
     mixed = partial(models.MixedPrecision, dtype, with_loss=style == "plain")  # as the code to paste has it
     yield _made("mixed_precision", 20, "faster", STEP, mixed, precision, {"dtype": dtype}, "precision")
-    # Trainer's comes with a package: where that is still to be installed, what runs as it stands is advised first.
-    cost = 46 if style == "trainer" and find_spec("liger_kernel") is None else 25
+    cost = _cost_with("liger_kernel", 25, 46) if style == "trainer" else 25
     yield _made("chunked_loss", cost, "same", STEP, models.ChunkedLoss, {"loss": "chunked"}, slot="loss")
     fields = {"activation_checkpointing": True}
     yield _made("checkpointing", 40, "checkpointing", ("activation",), models.ActivationCheckpointing, fields)
@@ -159,7 +158,7 @@ def _of_training_loop() -> Iterator[RemedySpec]:
     yield _made("dropped_outputs", 12, "same", STEP, loop.DroppedOutputs, slot="loss")
 
 
-def _of_optimizer() -> Iterator[RemedySpec]:
+def _of_optimizer(style: str) -> Iterator[RemedySpec]:
     """Changes to an optimizer's states and to the memory of its step."""
     from oom_magic.predict.what_if import optimizer_changes as optimizers
 
@@ -169,7 +168,8 @@ def _of_optimizer() -> Iterator[RemedySpec]:
     alone = partial(of_optimizer, combines=False)
     yield of_optimizer("foreach", 15, "optimizer_loop", (), foreach, slow)
     yield of_optimizer("optimizer_8bit", 45, "same", _STATE, optimizers.eight_bit_adamw, eight_bit)
-    yield of_optimizer("offload_optimizer", 50, "offload", _STATE, optimizers.offloaded_optimizer)
+    cost = _cost_with("deepspeed" if style == "trainer" else "torchao", 50, 66)
+    yield of_optimizer("offload_optimizer", cost, "offload", _STATE, optimizers.offloaded_optimizer)
     yield alone("adafactor", 65, "same", _STATE, optimizers.adafactor, {"optimizer": "adafactor"})
     yield alone("sgd", 80, "same", _STATE, optimizers.sgd, {"optimizer": "sgd"})
 
@@ -236,6 +236,12 @@ def _made(
     except MissingError as missing:
         reason = Evidence(f"reason_{missing.key}", missing.values)
     return RemedySpec(key, cost, speed, against, variation, values or {}, slot or key, reason, combines)
+
+
+def _cost_with(library: str, installed: int, missing: int) -> int:
+    """The cost of a change that comes with a library: where that is still to be installed, what runs as it stands is
+    advised first."""
+    return missing if find_spec(library) is None else installed
 
 
 def mends_growth(candidate: RemedySpec) -> bool:
