@@ -29,7 +29,12 @@ def names() -> dict[str, Any]:
     def pairs(unit):
         return unit @ unit.T
 
-    return {"torch": torch, "pairs": pairs, "print": lambda *_: None, "distances": distances, **rows}
+    def sampled(rays):
+        points = rays[:, None] * torch.ones(5, 1)
+        return points.reshape(-1, 8).exp().view(len(rays), 5, 8).transpose(1, 2).flatten(1)
+
+    functions = {"pairs": pairs, "distances": distances, "sampled": sampled, "print": lambda *_: None}
+    return {"torch": torch, **functions, **rows}
 
 
 @pytest.mark.parametrize(
@@ -41,6 +46,7 @@ def names() -> dict[str, Any]:
             "with torch.no_grad():\n    a, b = queries, corpus\n    for _ in range(2):\n        a = a * 2\nc = a @ b.T",
             ("c",),
         ),
+        ("features = sampled(queries).softmax(-1)", ("features",)),
         ("kept = []\nseen = (queries @ corpus.T).softmax(-1)\nbest = seen.max(-1).values", ("best",)),
     ],
 )
@@ -65,6 +71,10 @@ def test_rows_in_parts_give_the_same(cell: str, results: tuple[str, ...]) -> Non
         "scores = (queries @ corpus.T).softmax(0)",
         "mean = (queries @ corpus.T).mean()",
         "best = torch.cat([queries, corpus])",
+        "turned = queries.transpose(0, 1)",
+        "turned = queries.permute(1, 0)",
+        "pieces = queries.view(8, -1).exp()",
+        "line = torch.flatten(queries)",
         "total = total + queries @ corpus.T",
         "for query in queries:\n    total += query",
     ],
@@ -114,6 +124,54 @@ def test_a_model_is_called_with_some_rows(cell: str, shown: str) -> None:
     seen["net"].generation_config = SimpleNamespace(pad_token_id=None, eos_token_id=7)
     (call,) = (taken for _, _, taken in model_calls(tree, seen))
     assert as_since_3_11(in_rows(call, seen, (), 16, 4)) == shown
+
+
+class Field(torch.nn.Module):
+    """What is computed at points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 4)
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        return self.layer(points).repeat(1, 512).relu()[:, :4].clone()
+
+
+def rays_of(field: torch.nn.Module) -> dict[str, Any]:
+    """A function that has a field computed at points of each ray, another that mixes the rays, and one without it."""
+
+    def render(starts, ways, samples=64):
+        depths = torch.linspace(2.0, 6.0, samples, device=starts.device).expand(len(starts), samples)
+        points = starts[:, None] + ways[:, None] * depths[..., None]
+        return field(points.reshape(-1, 3)).view(len(starts), samples, 4).sum(1)
+
+    def mixed(starts, ways):
+        return render(starts, ways).softmax(0)
+
+    def brightest(starts, ways):
+        return (starts * ways).amax(1)
+
+    return {"torch": torch, "field": field, "render": render, "mixed": mixed, "brightest": brightest}
+
+
+def test_a_function_that_runs_a_model_on_each_row_is_called_with_some_rows() -> None:
+    """A whole picture is rendered from rays that the cell makes itself, in two tensors."""
+    make = "ways = torch.rand(200 * 200, 3).cuda()\nstarts = torch.zeros_like(ways)\n"
+    tree = ast.parse(f"field.cuda()\n{make}with torch.no_grad():\n    image = render(starts, ways).view(200, 200, 4)")
+    rehearsal = CellRehearsal(
+        lambda code, known: exec(compile(code, "<cell>", "exec"), known), tree, rays_of(Field().eval())
+    )
+    evaluator = RemedyEvaluator(rehearsal, Situation(500 * 2**20, find_gpu("RTX 3060"), total_bytes=600 * 2**20))
+    first = ranked(list(evaluator.remedies()))[0]
+    size = f"at:at + {first.values['after']}"
+    assert first.key == "smaller_evaluation" and first.fits and first.values["before"] == 200 * 200
+    assert f"torch.cat([render(starts[{size}], ways[{size}]) for at in range(0, len(starts)" in first.code
+
+
+@pytest.mark.parametrize(("function", "is_one"), [("render", True), ("mixed", False), ("brightest", False)])
+def test_a_function_is_taken_for_a_model_where_it_runs_one_and_keeps_rows_apart(function: str, is_one: bool) -> None:
+    tree = ast.parse(f"image = {function}(starts, ways)")
+    assert len(list(model_calls(tree, rays_of(Field())))) == is_one
 
 
 @pytest.mark.parametrize(("corpus", "around"), [("corpus", ""), ("X_train", "with torch.no_grad():\n    ")])

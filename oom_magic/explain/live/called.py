@@ -31,6 +31,7 @@ class Called:
     definition: ast.FunctionDef | ast.AsyncFunctionDef
     file: str
     names: dict[str, Any]
+    owner: Any = None  # what it is bound to
 
     @property
     def place(self) -> str:
@@ -53,7 +54,7 @@ def called_in(loop: ast.AST, names: Mapping[str, Any]) -> Iterator[Called]:
             if definition is not None:
                 outside = _names_outside(function, owner)
                 waiting.append((definition, outside))
-                yield Called(function, definition, code.co_filename, outside)
+                yield Called(function, definition, code.co_filename, outside, owner)
 
 
 def methods_given(tree: ast.AST, names: Mapping[str, Any]) -> Iterator[Called]:
@@ -71,7 +72,7 @@ def methods_given(tree: ast.AST, names: Mapping[str, Any]) -> Iterator[Called]:
                 definition = _definition(function) if is_users_file(code.co_filename) else None
                 if definition is not None:
                     owner = None if value is kind else value
-                    yield Called(function, definition, code.co_filename, _names_outside(function, owner))
+                    yield Called(function, definition, code.co_filename, _names_outside(function, owner), owner)
 
 
 def _run_in(tree: ast.AST, names: Mapping[str, Any]) -> Iterator[tuple[FunctionType, Any]]:

@@ -175,13 +175,14 @@ class CellRehearsal:
         from oom_magic.predict.what_if.change import ExpectedInputs
 
         rows, number = self.sizes.get("batch", 1), 0 if self._fullest is None else self._fullest.number
-        if self._named_batches(rows):
+        found = self._named_batches(rows)
+        if any(one.label or rows == 1 for one in found):  # else calls to take in parts, which may be of other rows
             return
         for batch in sizes_called(self._tree, self._names, "batch") if rows == 1 else ():
             for parameter in self._named_batches(batch):
                 self.parameters["batch"], self.sizes = parameter, {**self.sizes, "batch": batch}
                 return
-        possible = [one for one in range(2, min(rows // 2, _MOST_ROWS) + 1) if rows % one == 0]
+        possible = [one for one in range(1, min(rows // 2, _MOST_ROWS) + 1) if rows % one == 0]
         followed, self.calls_followed = self.calls_followed, number + 1  # where nothing is trained, no more has to run
         for several, parameter in ((each, one) for each in possible for one in self._named_batches(rows // each)):
             with contextlib.suppress(NotEvaluatedError):

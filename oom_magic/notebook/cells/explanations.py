@@ -7,7 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -52,16 +52,13 @@ def evaluate_remedies(
     from oom_magic.explain.advice import advise, situation_of
     from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
     from oom_magic.explain.remedies.room import find_in_the_way
-    from oom_magic.predict.isolation.live_objects import heap_set_aside
-    from oom_magic.predict.operators.drawn_numbers import draws_kept
 
     device = None if cell.is_dry else _device(diagnosis)
     gpu, memory = (
         _card_of_run(diagnosis, report) if device is None else (_gpu_like(device, _device_index(diagnosis)), None)
     )
     absent, users = find_absent(), shell.user_ns
-    entered = runner.names.entered(shell) if cell.is_dry else nullcontext(users)
-    with entered as names, heap_set_aside(), draws_kept():
+    with runner.names.entered(shell) if cell.is_dry else nullcontext(users) as names, _for_many_runs():
         code = code_of(shell, cell.source, names)
         origin, there_before = runner.session if cell.is_dry else None, _locate_before(shell, runner, cell)
         room = situation_of(diagnosis, gpu, report, memory, device).usable_bytes
@@ -83,6 +80,16 @@ def evaluate_remedies(
         left = _names_left_finder(names, _locate_made(shell, runner, cell), _made_again(cell, code), room)
         emptied = _taken_back(diagnosis.growth, code.tree, names, cell.start)
         yield from advise(diagnosis, rehearsal, gpu, report, device=device, names_left=left, emptied=emptied)
+
+
+@contextmanager
+def _for_many_runs() -> Iterator[None]:
+    """What dry runs in a row would each do again is done once."""
+    from oom_magic.predict.isolation.live_objects import heap_set_aside
+    from oom_magic.predict.operators.drawn_numbers import draws_kept
+
+    with heap_set_aside(), draws_kept():
+        yield
 
 
 def _with_what_is_caught(diagnosis: Diagnosis, code: CellCode) -> Diagnosis:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 from oom_magic.explain.live.called import NOTHING, called_in, object_of
@@ -21,7 +22,7 @@ _AT = "at"
 _ALONG = {
     **dict.fromkeys(
         ("mean", "sum", "max", "min", "std", "var", "argmax", "argmin", "softmax", "log_softmax", "logsumexp", "cumsum",
-         "prod", "median", "any", "all", "amax", "amin", "argsort", "sort", "cat", "concat", "stack"),
+         "prod", "median", "any", "all", "amax", "amin", "argsort", "sort", "cat", "concat", "stack", "flatten"),
         0,
     ),
     "topk": 1,
@@ -30,7 +31,11 @@ _ALONG = {
 }  # fmt: skip
 _ALONG_LAST = frozenset({"topk", "sort", "argsort", "normalize"})  # unless another is given
 _IN_PAIRS = frozenset({"cdist", "einsum", "outer", "kron", "tensordot"})
-_MIXING = frozenset({"nonzero", "unique", "flatten", "view", "reshape", "permute", "transpose", "backward", "item"})
+_MIXING = frozenset({"nonzero", "unique", "backward", "item"})
+_NUMBER_OF_ROWS = re.compile(
+    r"^-1$|^len\([\w.]+\)$|^[\w.]+\.shape\[0\]$|^[\w.]+\.size\(0\)$|^\*[\w.]+\.shape\[:-?\d+\]$"
+)
+_SHAPING = frozenset({"view", "reshape", "permute", "transpose"})
 
 
 def model_calls(tree: ast.Module, names: Mapping[str, Any]) -> Iterator[tuple[Any, Any, ast.expr]]:
@@ -59,7 +64,9 @@ def _call_of(taken: Any, names: Mapping[str, Any]) -> ast.Call | None:
                 taken = value
             case ast.Call() if _is_of_model(taken, names):
                 return taken
-            case ast.Call(func=ast.Attribute(value=value)) if _keeps_rows(taken):
+            case ast.Call(func=ast.Attribute(value=value, attr=name), args=args) if _keeps_rows(taken) and (
+                name not in ("view", "reshape") or ast.unparse(args[0]) == "-1"  # not a number of all rows
+            ):
                 taken = value
             case _:
                 return None
@@ -105,10 +112,21 @@ def _is_of_model(call: ast.Call, names: Mapping[str, Any]) -> bool:
     function = call.func
     if is_module(object_of(function, names)):
         return True
-    return (
-        isinstance(function, ast.Attribute)
-        and bool(_OF_ROWS.search(function.attr))
-        and is_module(object_of(function.value, names))
+    if isinstance(function, ast.Attribute) and is_module(object_of(function.value, names)):
+        return bool(_OF_ROWS.search(function.attr))
+    return _is_of_rows(call, names)
+
+
+def _is_of_rows(call: ast.Call, names: Mapping[str, Any]) -> bool:
+    """Whether a call of a function of the user's has a model compute each row of its arguments by itself."""
+    if not isinstance(object_of(call.func, names), FunctionType):
+        return False
+    called = [one for one in called_in(call, names) if not is_module(one.owner)]
+    runs = (node.func for one in called for node in ast.walk(one.definition) if isinstance(node, ast.Call))
+    return any(is_module(object_of(function, one.names)) for one in called for function in runs) and all(
+        _keeps_rows(node) and not _meets(node, _derived(one.definition, _given(call, one.definition, _names(call))))
+        for one in called
+        for node in ast.walk(one.definition)
     )
 
 
@@ -336,10 +354,23 @@ def _names(tree: ast.AST) -> set[str]:
 def _keeps_rows(node: ast.AST) -> bool:
     match node:
         case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
-            if name in _MIXING:
+            if name in _MIXING or (name in _SHAPING and not _keeps_first(node, name)):
                 return False
             return name not in _ALONG or _is_along_another(node, name)
     return True
+
+
+def _keeps_first(call: ast.Call, name: str) -> bool:
+    """Whether a tensor that gets another shape has its rows where they were: as many, or each as several."""
+    is_method = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) != "torch"
+    given = call.args if is_method else call.args[1:]
+    given = given[0].elts if len(given) == 1 and isinstance(given[0], (ast.Tuple, ast.List)) else given
+    texts = [ast.unparse(one) for one in given]
+    if name == "transpose":
+        return len(texts) == 2 and all(one.isdecimal() and one != "0" for one in texts)
+    if name == "permute":
+        return texts[:1] == ["0"]
+    return bool(texts and _NUMBER_OF_ROWS.search(texts[0]))
 
 
 def _is_along_another(call: ast.Call, name: str) -> bool:
