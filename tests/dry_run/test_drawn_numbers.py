@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import oom_magic as om
-from oom_magic.predict.operators import drawn_numbers
 from oom_magic.predict.operators.drawn_numbers import draws_kept
 
 SIDE = 192  # more than are drawn anew each time, few enough that the tensors are real
@@ -39,14 +38,15 @@ def test_numbers_drawn_once_are_those_that_are_drawn_anew(capsys: pytest.Capture
         assert [told(capsys, rows, seed) for seed in (0, 1, 0, 1)] == anew * 2
 
 
-def test_a_second_run_draws_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with draws_kept():
+def test_a_second_run_draws_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with draws_kept() as draws:
         told(capsys, rows)
-        [kept] = drawn_numbers._draws
-        before = len(kept._kept)
+        assert len(draws) == 5
         told(capsys, rows)
-        assert len(kept._kept) == before == 5
-    assert not drawn_numbers._draws
+        with draws_kept() as inner:
+            assert inner is draws and len(draws) == 5
+    with draws_kept() as draws:
+        assert not len(draws)
 
 
 def test_a_generator_of_its_own_is_drawn_from(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,6 +41,21 @@ def test_a_loop_that_goes_through_its_data_by_a_number_sets_the_batch() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cell", "set_to"),
+    [
+        ("mb = total // parts\nfor i in range(0, total, mb):\n    net(rows[order[i:i + mb]])", "mb = 64"),
+        ("step = 256\npicked = [net(rows[i:i + step]) for i in range(0, len(rows), step)]", "step = 64"),
+    ],
+)
+def test_what_a_loop_goes_through_its_data_by_is_the_batch_whatever_it_is_called(cell: str, set_to: str) -> None:
+    """Minibatches of a rollout: a shorter rollout would not be the same training."""
+    tree = ast.parse(cell)
+    found = find_size_parameters(tree, {"total": 1024, "parts": 4}, "batch", 256)[0]
+    with found.override(tree, {}, 64):
+        assert found.is_named and set_to in ast.unparse(tree)
+
+
+@pytest.mark.parametrize(
     "body",
     [
         "    for i in range(0, 4096, 256):\n        net(rows[i:i + 256])",

@@ -97,7 +97,7 @@ def find_size_parameters(
 
     ``arguments`` is a script's command line. ``are_rows_free``: the rows of an input may be computed one by one.
     """
-    pattern = NAMES[what]
+    pattern = _pattern(tree, what)
     found = [
         *_of_command_line(arguments or [], pattern, value),
         *_given(tree, names, pattern, value),
@@ -214,14 +214,30 @@ def _shapes(tree: ast.Module, what: str, value: int) -> Iterator[SizeParameter]:
 
 def _strides(tree: ast.Module, value: int) -> Iterator[SizeParameter]:
     """The number by which a loop goes through its data: ``for i in range(0, n, 64): x[i : i + 64]``."""
-    for loop in (node for node in ast.walk(tree) if isinstance(node, ast.For)):
-        match loop:
-            case ast.For(target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id="range"), args=[_, _, step])):
-                uppers = [node.upper for node in ast.walk(loop) if isinstance(node, ast.Slice)]
-                ends = [one for one in uppers if isinstance(one, ast.BinOp) and ast.unparse(one.left) == name]
-                sizes = [one for one in (step, *(one.right for one in ends)) if isinstance(one, ast.Constant)]
-                if ends and len(sizes) == len(ends) + 1 and all(one.value == value for one in sizes):
-                    yield SizeParameter(str(value), False, _override_literals(sizes))
+    for steps in _steps(tree):
+        sizes = [one for one in steps if isinstance(one, ast.Constant)]
+        if len(sizes) == len(steps) and all(one.value == value for one in sizes):
+            yield SizeParameter(str(value), False, _override_literals(sizes))
+
+
+def _steps(tree: ast.Module) -> Iterator[list[ast.expr]]:
+    """Where loops say by how much they go through their data: the step, and what ends the slices."""
+    for node in ast.walk(tree):
+        through = [node] if isinstance(node, ast.For) else getattr(node, "generators", [])
+        for one in through:
+            match one.target, one.iter:
+                case ast.Name(id=name), ast.Call(func=ast.Name(id="range"), args=[_, _, step]):
+                    uppers = [inside.upper for inside in ast.walk(node) if isinstance(inside, ast.Slice)]
+                    ends = [each for each in uppers if isinstance(each, ast.BinOp) and ast.unparse(each.left) == name]
+                    if ends:
+                        yield [step, *(each.right for each in ends)]
+
+
+def _pattern(tree: ast.Module, what: str) -> re.Pattern[str]:
+    """What a name of such a size looks like; a batch is also what a loop goes through its data by."""
+    steps = [{ast.unparse(one) for one in parts} for parts in _steps(tree)] if what == "batch" else []
+    names = sorted(name for one in steps if len(one) == 1 for name in one if name.isidentifier())
+    return re.compile("|".join((NAMES[what].pattern, *(f"^{name}$" for name in names))), re.IGNORECASE)
 
 
 def _in_functions(tree: ast.Module, names: Mapping[str, Any], what: str, value: int) -> Iterator[SizeParameter]:
@@ -229,7 +245,7 @@ def _in_functions(tree: ast.Module, names: Mapping[str, Any], what: str, value: 
     for one in called_in(tree, names):
         if is_cell(one.file) and names.get(one.definition.name) is one.function:
             inside = ast.Module([one.definition], [])
-            named = (each for each in _literals(inside, NAMES[what], value) if each.is_named)
+            named = (each for each in _literals(inside, _pattern(inside, what), value) if each.is_named)
             for each in (*named, *(_strides(inside, value) if what == "batch" else ())):
                 yield replace(each, override=partial(_defined_in, one.definition, each.override))
 

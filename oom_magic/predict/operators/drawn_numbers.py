@@ -21,12 +21,16 @@ _MOST_BYTES = 1 << 29
 _KINDS = (torch.float32, torch.float64)
 
 
-class _Draws:
-    """What was drawn: arrays and bytes, since a tensor would count as one of the user's."""
+class Draws:
+    """What was drawn, as arrays and bytes, since a tensor would count as one of the user's."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, tuple[np.ndarray[Any, Any], bytes]] = {}
         self._num_bytes = 0
+
+    def __len__(self) -> int:
+        """How many tensors have been drawn."""
+        return len(self._kept)
 
     def draw(self, gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The tensor with the numbers that the operator draws, and the generator in the state that it leaves."""
@@ -45,18 +49,18 @@ class _Draws:
         return drawn
 
 
-_draws: list[_Draws] = []  # one, while runs follow each other
+_draws: list[Draws] = []  # one, while runs follow each other
 
 
 @contextmanager
-def draws_kept() -> Iterator[None]:
-    """For many dry runs in a row that begin with the same state of the generator."""
+def draws_kept() -> Iterator[Draws]:
+    """For many dry runs in a row that begin with the same state of the generator: what they draw."""
     if _draws:
-        yield
+        yield _draws[0]
         return
-    _draws.append(_Draws())
+    _draws.append(Draws())
     try:
-        yield
+        yield _draws[0]
     finally:
         _draws.clear()
 
