@@ -24,9 +24,9 @@ from oom_magic.explain.remedies.own_code.loops import (
 def rows_read(tree: ast.Module, names: Mapping[str, Any], number: int) -> tuple[str, ...]:
     """The tensors of earlier cells with so many rows that a cell or what it runs reads by name, and as a whole; not
     what only follows its steps."""
-    nodes = list(_of_steps(tree.body))
-    by_piece = {id(node.value) for node in nodes if isinstance(node, ast.Subscript) and _is_piece(node.slice)}
-    whole = {one.id for one in nodes if isinstance(one, ast.Name) and id(one) not in by_piece}
+    taken = list(_of_steps(tree.body))
+    by_piece = {id(node.value) for node in taken if isinstance(node, ast.Subscript) and _is_piece(node.slice)}
+    whole = {one.id for one in taken if isinstance(one, ast.Name) and id(one) not in by_piece}
     read = dict.fromkeys(sorted(read_before_bound(tree) & whole))
     for one in called_in(tree, names):
         nodes = [node for node in ast.walk(one.definition) if isinstance(node, ast.Name)]
