@@ -162,7 +162,7 @@ def test_the_gigabytes_of_a_mac_are_told_as_what_they_are():
         ),
         pytest.param(
             "GPU memory increases by 3 GB compared to llama.cpp version a few weeks ago: out of memory",
-            "version from before the update",
+            "go back to that version",
             "try a newer version",
             id="the newer version is the cause",
         ),
@@ -205,7 +205,7 @@ def test_the_gigabytes_of_a_mac_are_told_as_what_they_are():
         pytest.param(
             "Memory leak. I cannot generate more than 2 videos: out of memory CUDA errors. The only things I have changed"
             " is updating the program",
-            "version from before the update",
+            "go back to that version",
             "newer version",
             id="the update is the only change",
         ),

@@ -190,7 +190,7 @@ def test_a_log_is_read_without_its_repeats():
             ["requests.memory"], ["limits.memory"], id="a node without memory",
         ),
         pytest.param(
-            "ns-train splatfacto, 1116 4K (3840x2160) images, training goes out of CUDA memory", ["data in RAM"], ["Gaussians", "frames"],
+            "ns-train splatfacto, 1116 4K (3840x2160) images, training goes out of CUDA memory", ["data in RAM"], ["Fewer Gaussians", "frames"],
             id="the pictures of a scene",
         ),
         pytest.param(

@@ -135,7 +135,7 @@ _FOR_NO_SECOND = {
     "checkpoint_kept", "large_request", "weights_fill_card", "weights_fill_mac", "weights_fill_one_card",
     "weights_named", "adam_fills_card", "late_steps", "late_epochs", "program_reserves", "meaning_ctranslate2",
     "meaning_cuda_error_oom", "meaning_cuda_error_oom_elsewhere", "meaning_third_party_cuda_oom",
-    "meaning_cuda_driver_call",
+    "meaning_cuda_driver_call", "physx_buffers",
 }  # fmt: skip
 _OF_A_SETTING = re.compile(r"[A-Za-z]{2}[\w-]*[\"']?(?: ?[=:] ?| )[\"']?\d")
 

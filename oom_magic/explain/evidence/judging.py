@@ -206,9 +206,10 @@ def _judged(failure: Failure | None, text: str, clues: Clues) -> Judgement:
     possible = (*sorted(_as_late(possible, clues), key=lambda one: -one.degree),)
     possible = _with_growth_of_ram(possible)
     best = possible[0] if possible else None
-    if best is None or best.degree < _NAMED_FROM:
+    if best is None or best.degree < _NAMED_FROM:  # left open; what is told of the run names one first
         known = (Evidence("no_message"),) if failure is None else tuple(observations(failure))
-        return Judgement(Cause.UNKNOWN, known, Confidence.OPEN, possible)
+        is_named = best is not None and (clues.has_prose or clues.program is not None)
+        return Judgement(best.cause if best and is_named else Cause.UNKNOWN, known, Confidence.OPEN, possible)
     evidence = list(best.evidence) or [Evidence("computing_told")]
     if failure is None:
         evidence.insert(0, Evidence("no_message"))

@@ -47,6 +47,20 @@ _BUFFER_LIMIT = re.compile(
     r"exceeds (?:the )?(?:device|max\w*)[^.\n]{0,30}(?:buffer size|allocation) limit"
     r"|\b(?:beyond|exceed\w*|above|larger than|over) (?:the )?max(?:imum)? (?:allowed )?buffer size", re.I,
 )  # fmt: skip
+# Marian reserves its workspace at its start, in one piece (marian-dev, src/tensors/device.h).
+_WORKSPACE = re.compile(r"\[memory\] (?:Extending reserved space to|Reserving) (\d{2,6}) MB")
+_WORKSPACE_REFUSED = re.compile(
+    r"(?:Extending reserved space to|Reserving) \d{2,6} MB[^\n]{0,80}\n[^\n]{0,80}Error: CUDA"
+)
+# Isaac Gym, Isaac Sim and Isaac Lab: the sizes of PhysX' buffers on the GPU are settings (PxgDynamicsMemoryConfig).
+_PHYSX = re.compile(
+    r"GPU PhysX|PxgDynamicsMemoryConfig|omni\.physx|gpu_(?:max_rigid|found_lost|collision_stack|heap)\w+"
+)
+# TensorRT-LLM's builder and what converts for it read the weights into RAM, each rank all of them or its part.
+_BUILDS_ENGINE = re.compile(
+    r"\btrtllm-build\b|\bconvert_checkpoint\.py|\bbuild\.py [^\n]{0,300}--(?:use_gpt_attention|tp_size|world)"
+)
+_RESERVES_ADDRESSES = re.compile(r"cuMemAddressReserve\(")
 
 
 def log_rules(failure: Failure | None, text: str, *, fills: bool) -> Iterator[Support]:
@@ -54,6 +68,7 @@ def log_rules(failure: Failure | None, text: str, *, fills: bool) -> Iterator[Su
     program may have filled the device itself."""
     requested = None if failure is None else failure.requested_bytes
     yield from _in_logs(text)
+    yield from _at_start(failure, text)
     yield from _weights_in_log(failure, text)
     if failure is None:
         if _BUFFER_SHAPE.search(text):
@@ -127,6 +142,22 @@ def _in_logs(text: str) -> Iterator[Support]:
     if slots is not None and int(slots.group(2)) >= 2 * int(slots.group(1)):
         count = int(slots.group(2)) // int(slots.group(1))
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("parallel_slots", {"count": count, "length": slots.group(1)}))
+
+
+def _at_start(failure: Failure | None, text: str) -> Iterator[Support]:
+    """What programs reserve at their start, and what they hold before a device has a part in it."""
+    if _WORKSPACE_REFUSED.search(text) and (size := _WORKSPACE.search(text)):
+        yield Support(
+            Cause.MEMORY_FRACTION_LIMIT, 0.6, Evidence("marian_workspace", {"requested_bytes": int(size[1]) * MIB})
+        )
+        yield Support(Cause.OTHER_PROCESS, 0.2, Evidence("marian_workspace", {"requested_bytes": int(size[1]) * MIB}))
+    if _PHYSX.search(text):
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.3, Evidence("physx_buffers"))
+    if _RESERVES_ADDRESSES.search(text):
+        yield Support(Cause.DRIVER_LEVEL, 0.6, Evidence("addresses_reserved"))
+        yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)
+    if _BUILDS_ENGINE.search(text) and (failure is None or failure.words or failure.backend in (None, "cpu")):
+        yield Support(Cause.HOST_RAM, 0.45, Evidence("builds_engine"))
 
 
 def _weights_in_log(failure: Failure | None, text: str) -> Iterator[Support]:

@@ -272,7 +272,11 @@ def _mps(failure: Failure, clues: Clues) -> Iterator[Support]:
         return
     if other >= limit / 2 if limit else other >= 2 * allocated:
         values = {"other_bytes": other, "held_bytes": allocated, "limit_bytes": limit or 0}
-        yield Support(Cause.MEMORY_FRACTION_LIMIT if limit else Cause.ACTIVATIONS, 0.4, Evidence("mps_others", values))
+        stage = None if clues.program is None else clues.program.stage
+        is_limit = limit and (stage is None or stage.cause is not Cause.ACTIVATIONS)  # which a step has reached
+        yield Support(
+            Cause.MEMORY_FRACTION_LIMIT if is_limit else Cause.ACTIVATIONS, 0.4, Evidence("mps_others", values)
+        )
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.25, Evidence("mps_others", values))
         if limit:
             marked = {"held_bytes": allocated + other, "limit_bytes": limit}

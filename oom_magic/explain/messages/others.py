@@ -268,6 +268,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         r"|initializationerror)",
     ),
     ("no_kernel_image", "cuda", False, r"nokernelimageisavailable"),
+    ("physx_overflow", "cuda", False, r"pxg\w{1,40}::\w{1,60}bufferoverflowdetected"),
     ("int32_limit", "cuda", False, r"tensorswithmorethanint_max|canuse32bitindexmath"),
     ("int32_limit", "cuda", False, r"quantile\(\)inputtensoris"),
     ("mps_2e32_elements", "mps", False, r"needstobelessthan2\^?32elements"),

@@ -14,7 +14,15 @@ from oom_magic.explain.remedies.from_text.kind_of_run import facts_of, is_evalua
 from oom_magic.explain.sentences.catalogue import translate
 
 _INFERENCE = frozenset(program.key for program in PROGRAMS if not program.trains)
-_RESERVING_KEYS = ("program_reserves", "told_generation", "told_at_import", "meaning_jax_launch", "smaller_share_helps")
+_RESERVING_KEYS = (
+    "program_reserves",
+    "told_generation",
+    "told_at_import",
+    "meaning_jax_launch",
+    "smaller_share_helps",
+    "marian_workspace",
+    "physx_buffers",
+)
 _CACHE_SUFFIXES = {"vllm": "_cache", "sglang": "_cache", "sglang_retracts": "_requests", "vllm_context": "_context"}
 # Evidence of a second copy of the weights: the suffix of the cause's sentence.
 _COPY_SUFFIXES = {

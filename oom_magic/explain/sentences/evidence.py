@@ -191,6 +191,14 @@ EVIDENCE: Sentences = {
     ),
     "device_is_open": "The list shows processes that have the device open.",
     "optimizer_set_up": "It failed while the optimizer was set up: its 32-bit states are allocated there.",
+    "marian_workspace": "Marian reserves its workspace in one piece when it starts: {requested_bytes} here.",
+    "physx_buffers": (
+        "PhysX on the GPU reserves buffers whose sizes are settings, however few environments there are."
+    ),
+    "addresses_reserved": (
+        "The driver refused to reserve addresses (cuMemAddressReserve): that takes no memory of the device yet."
+    ),
+    "builds_engine": "Before an engine is built, its weights are read into the computer's RAM, by each rank anew.",
     "pool_is_full": "The message names a memory pool that has reached its maximum size.",
     "told_new_only": "PyTorch's cache keeps what each new size has needed, up to the largest.",
     "told_unpinned": "Pinned (page-locked) memory is the computer's RAM, not the GPU's.",

@@ -10,7 +10,9 @@ from __future__ import annotations
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.causes import Cause, Confidence
 from oom_magic.explain.evidence.checks import is_settled as is_seen_already
+from oom_magic.explain.evidence.measured.changes import is_proven
 from oom_magic.explain.remedies.from_text.choice import printed_by_message
+from oom_magic.explain.remedies.from_text.telling import has_condition, is_told_plainly
 from oom_magic.explain.sentences.causes import is_any_load, may_be_cache
 
 # What the check for a cause of inputs says, or a check of its own.
@@ -29,7 +31,7 @@ _WITHOUT_CHECK = (Cause.DRIVER_LEVEL, Cause.FRAGMENTATION)  # one asks what fill
 def is_checked_first(diagnosis: Diagnosis) -> bool:
     """Whether the check that settles the likeliest cause comes before any change."""
     has_change = bool(diagnosis.remedies) and diagnosis.confidence is not Confidence.OPEN
-    is_check = (is_tried(diagnosis) and _settles(diagnosis)) or is_any_load(diagnosis)
+    is_check = (is_tried(diagnosis) and _settles(diagnosis)) or is_any_load(diagnosis) or _needs_check(diagnosis)
     return bool(diagnosis.possible) and not _is_settled(diagnosis) and (is_check or not has_change)
 
 
@@ -48,11 +50,19 @@ def is_tried(diagnosis: Diagnosis) -> bool:
 def _settles(diagnosis: Diagnosis) -> bool:
     """Whether the check says more than trying the first change does."""
     first = {one.key for one in diagnosis.remedies[:1]}
-    return diagnosis.cause not in _WITHOUT_CHECK and not first & {*RELEASING, *_EASY}
+    may_be_tried = {key for key in first & {*RELEASING, *_EASY} if has_condition(key) or is_proven(key)}
+    return diagnosis.cause not in _WITHOUT_CHECK and not may_be_tried
+
+
+def _needs_check(diagnosis: Diagnosis) -> bool:
+    """Whether the first change is told only behind the check for its cause, though that is likely."""
+    first = [one.key for one in diagnosis.remedies[:1] if diagnosis.confidence is Confidence.LIKELY]
+    return diagnosis.cause not in _WITHOUT_CHECK and not all(is_told_plainly(key, diagnosis) for key in first)
 
 
 def _is_settled(diagnosis: Diagnosis) -> bool:
     """Whether a change comes first whatever the text leaves open: evaluated, printed, or seen to help."""
     is_evaluated = any(one.needed_bytes is not None for one in diagnosis.remedies)
     is_printed = bool(printed_by_message(diagnosis))
-    return is_evaluated or is_printed or is_seen_already(diagnosis.cause, diagnosis.told)
+    is_plain = all(is_told_plainly(one.key, diagnosis) for one in diagnosis.remedies[:1])
+    return is_evaluated or is_printed or (is_plain and is_seen_already(diagnosis.cause, diagnosis.told))

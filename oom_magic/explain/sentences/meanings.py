@@ -176,6 +176,10 @@ MEANINGS: Sentences = {
         "The program was not built for this GPU's architecture: install a build that supports it. This is not"
         " about memory."
     ),
+    "meaning_physx_overflow": (
+        "A buffer of PhysX on the GPU is smaller than the scene needs; the message names its setting. This is not a"
+        " lack of memory."
+    ),
     "meaning_catboost": "CatBoost could not allocate memory on the GPU.",
     "meaning_told": "The text says: “{words}”.",
     "meaning_sd_webui": "The web UI's attention does not fit at this image size.",

@@ -68,7 +68,10 @@ PROGRAM_REMEDIES: Sentences = {
         "Turn off pinning of offloaded weights (ComfyUI: --disable-pinned-memory): they are then kept in ordinary RAM."
     ),
     "remedy_one_at_a_time": "Serve one request at a time: each parallel slot has a cache of its own.",
-    "remedy_comfy_tiled": "Decode in tiles: the node VAE Decode (Tiled), or such an option of an extension's own node.",
+    "remedy_comfy_tiled": (
+        "If it fails while decoding: decode in tiles (the node VAE Decode (Tiled), or such an option of an"
+        " extension's own node)."
+    ),
     "remedy_comfy_fp8": "Use a model in fp8 or GGUF.",
     "remedy_smaller_image": "Make the image smaller, or generate fewer frames or images at once.",
     "remedy_diffusers_offload": (
@@ -79,11 +82,12 @@ PROGRAM_REMEDIES: Sentences = {
         "Keep each layer in RAM until it is needed: enable_sequential_cpu_offload() (slow)."
     ),
     "remedy_pictures_offload": (
-        "Use the program's low-memory setting: parts of the model then stay in RAM until they are needed."
+        "If the program has a low-memory setting that is off, turn it on: parts of the model then stay in RAM"
+        " until they are needed."
     ),
     "remedy_ollama_layers": "Put fewer layers on the GPU (num_gpu); the others run on the CPU.",
     "remedy_zero_offload": "Keep the optimizer state in RAM (DeepSpeed's offload_optimizer).",
-    "remedy_diffusers_vae": "Decode the image in tiles (VAE tiling).",
+    "remedy_diffusers_vae": "If it fails while decoding: decode the image in tiles (VAE tiling).",
     "remedy_smaller_tiles": (
         "Make the tiles smaller in which it is decoded or encoded, if the program has a setting for that."
     ),
@@ -104,7 +108,10 @@ PROGRAM_REMEDIES: Sentences = {
         " once."
     ),
     "remedy_fewer_gaussians": "Fewer Gaussians: a higher threshold for densifying, or a cap on their number.",
-    "remedy_more_ram": "Keep less in RAM at once, or run it where more RAM is free.",
+    "remedy_more_ram": (
+        "Keep less in RAM at once, or allow it more: the limit of its job or container if one is too low, or"
+        " a larger machine."
+    ),
     "remedy_wsl_memory": "Give WSL more of the computer's RAM (memory= in .wslconfig); it takes half of it unless set.",
     "remedy_swap": "Free RAM (close programs) or add swap, which helps while loading.",
     "remedy_hold_less": "Hold less at once: work in parts, and release what is done.",
@@ -129,6 +136,17 @@ PROGRAM_REMEDIES: Sentences = {
     "remedy_cupy_free": "Free what CuPy's pool keeps.",
     "remedy_smaller_arrays": "Work in smaller pieces.",
     "remedy_paddle_fraction": "Let PaddlePaddle take a smaller share at its start.",
+    "remedy_marian_workspace": "Reserve a smaller workspace (--workspace, in MiB), or choose a device with more room.",
+    "remedy_physx_smaller": (
+        "If the simulation runs on the GPU: make PhysX' buffers smaller (in Isaac Lab the gpu_ settings of PhysxCfg),"
+        " or start fewer environments."
+    ),
+    "remedy_restart_after_loads": (
+        "If it fails after several models were loaded: restart the server; a newer version may not have this fault."
+    ),
+    "remedy_build_in_parts": (
+        "Build on a machine with more RAM, or if the ranks are built at once: one after the other."
+    ),
     "remedy_page_file": (
         "Enlarge Windows' page file (System > Advanced > Performance > Virtual memory): every process commits"
         " memory for CUDA's libraries."
@@ -137,7 +155,7 @@ PROGRAM_REMEDIES: Sentences = {
     "remedy_pod_request": (
         "Request the RAM that the pod needs (resources.requests.memory), so that it gets a node with as much."
     ),
-    "remedy_pod_memory": "Raise the memory limit of the container.",
+    "remedy_pod_memory": "Raise the memory limit of the container, if one is set.",
     "remedy_java_heap": "Give Java a larger heap (-Xmx).",
     "remedy_nccl_buffers": "Leave some memory free for NCCL, whose buffers are outside PyTorch's cache.",
     "remedy_unpin": "Use no pinned memory (pin_memory=False), or pin less.",
@@ -165,7 +183,7 @@ PROGRAM_REMEDIES: Sentences = {
     ),
     "remedy_rapids_pool": "Give the pool a larger maximum (maximum_pool_size), or let it grow to the whole GPU.",
     "remedy_webui_medvram": "Start the web UI with --medvram, then --lowvram; in Forge lower 'GPU Weights'.",
-    "remedy_webui_tiled": "Decode the image in tiles (Tiled VAE, or Never OOM in Forge).",
+    "remedy_webui_tiled": ("If it fails while decoding: decode the image in tiles (Tiled VAE, or Never OOM in Forge)."),
     "remedy_webui_attention": "Use an attention that stores no scores: --opt-sdp-attention or --xformers.",
     "remedy_webui_attention_mac": "Compute the attention in parts: --opt-sub-quad-attention.",
     "remedy_attention_slices": "Compute the attention in slices (enable_attention_slicing).",
@@ -177,7 +195,7 @@ PROGRAM_REMEDIES: Sentences = {
         "Release what your own code keeps of each use; where the program is someone else's, try a newer version."
     ),
     "remedy_older_version": (
-        "Go back to the version from before the update, until a newer one takes no more than that."
+        "If it fitted before an update: go back to that version, until a newer one takes no more."
     ),
     "remedy_host_limit": (
         "RAM was free: look for a limit of the process (ulimit -v, a container's or a job's, vm.max_map_count and"
@@ -202,11 +220,12 @@ PROGRAM_REMEDIES: Sentences = {
     "remedy_reset_metrics": (
         "Reset metrics at the end of each epoch (metric.reset()), and keep their values, not tensors."
     ),
-    "remedy_collect_on_host": "Collect results in RAM, not on the GPU.",
+    "remedy_collect_on_host": "Where results are collected on the GPU: collect them in RAM.",
     "remedy_detach_state": "Detach the state from the graph of the previous iteration.",
     "remedy_no_retain_graph": ("Avoid retain_graph=True: sum the losses of one graph, or detach what is reused."),
     "remedy_map_location_cpu": (
-        "Load checkpoints to the CPU (PyTorch: map_location) and delete them once they are in the model."
+        "Where a checkpoint is loaded to the GPU: load it to the CPU (PyTorch: map_location), and delete it"
+        " once it is in the model."
     ),
     "remedy_relaxed_limits": "Allow blocks above 4 GiB (Level Zero).",
     "remedy_mps_watermark": (
@@ -255,7 +274,7 @@ PROGRAM_REMEDIES: Sentences = {
         "See which processes hold the device, those that nvidia-smi does not list, too (sudo fuser -v /dev/nvidia*):"
         " children of a run that ended, another user's, another container's."
     ),
-    "remedy_smaller_items": "Make each input smaller (its resolution or length), rather than their number.",
+    "remedy_smaller_items": "Make each input smaller (its resolution or length).",
     "remedy_drop_each": (
         "Find what keeps growing (collected results, caches, open files), and release each batch before the next one."
     ),

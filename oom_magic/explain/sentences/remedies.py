@@ -155,7 +155,9 @@ REMEDIES: Sentences = {
     ),
     "remedy_use_cpu": "Run it on the CPU there, or on a machine with a GPU of its own.",
     "remedy_larger_share": "Give the server a larger share ({setting}), if nothing else needs the device.",
-    "remedy_stream_data": "Hold less at once: read the data in parts (memory-mapped or streamed), not as a whole.",
+    "remedy_stream_data": (
+        "Hold less at once: where the data are read as a whole, read them in parts (memory-mapped or streamed)."
+    ),
     "remedy_shared_memory": (
         "Check how much shared memory there is (df -h /dev/shm); --shm-size starts a container with more."
     ),

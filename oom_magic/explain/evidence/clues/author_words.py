@@ -177,6 +177,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|mid-?training",
         r"训练(?:了)?(?:一段时间|几个|一会)|过一(?:会|段时间)|中途|跑着跑着|一段时间[之以]?后",
         r"\d ?[万千]?(?:次|步|轮|条|张|个)\w{0,6}[之以]后",
+        r"\b(?:crash|fail|die|stop|break|kill)\w* (?:at|on|in|around|by) (?:\w+ ){0,2}\d{1,6}(?:st|nd|rd|th)"
+        r" (?:iteration|request|run|call|image|prompt|step|batch|epoch|round|generation)",
         r"\b(?:gets|got|made it|makes it) to (?:the )?(?:iteration|step|batch|epoch) \d",
         r"\breach(?:es|ed|ing)? (?:the )?(?:\d{1,4}(?:st|nd|rd|th)? |start_?|\w+ )?epoch",
     ),

@@ -92,6 +92,10 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "told_idle_devices": ("use_all_devices",),
     "told_split": ("smaller_first_share",),
     "paddle_share": ("paddle_more",),
+    "marian_workspace": ("marian_workspace", "close_processes_any"),
+    "physx_buffers": ("physx_smaller",),
+    "addresses_reserved": ("restart_after_loads",),
+    "builds_engine": ("build_in_parts",),
     "smaller_share_helps": ("smaller_share",),
     "boxes_vary": ("fewer_boxes", "smaller_input"),
     "scores_of_picture": ("smaller_image",),
@@ -114,7 +118,7 @@ _IN_ANY_PROGRAM = {
     "mps_others", "above_block_limit", "offloaded_pinned", "parallel_slots", "told_models_beside", "paddle_share",
     "told_copies", "driver_buffer_limit", "told_kv_cache", "held_within",
     "told_merging", "told_collects", "replay_buffer", "weights_fill_one_card", "told_runs_without",
-    "told_idle_devices", "told_split", "smaller_share_helps",
+    "told_idle_devices", "told_split", "smaller_share_helps", "marian_workspace", "physx_buffers", "addresses_reserved",
 }  # fmt: skip
 # What helps against each cause, the first step first. Keys of the catalogue (``remedy_<key>``).
 AGAINST: Mapping[Cause, tuple[str, ...]] = {

@@ -1,0 +1,92 @@
+"""What a change needs to be told plainly: a condition of its own, a good record, or that the text shows it."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from oom_magic.explain.evidence.causes import Cause, Confidence
+from oom_magic.explain.evidence.measured.changes import is_proven
+from oom_magic.explain.explainer import explain
+from oom_magic.explain.remedies.from_text.telling import has_condition
+from tests.support.folders import DATA
+
+
+def _shown(text):
+    return " ".join(str(explain(text, fast=True, lang="en")).split())
+
+
+def test_the_table_is_counted_from_first_sight():
+    spec = importlib.util.spec_from_file_location("record_changes", DATA / "record_changes.py")
+    assert spec is not None
+    assert spec.loader is not None
+    record = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(record)
+    assert record.TABLE.read_text(encoding="utf-8") == record.counted()
+
+
+def test_a_record_needs_more_than_two_answers():
+    assert is_proven("find_tensor")  # 5 answers, none contradicted
+    assert not is_proven("llama_context")  # 2
+    assert not is_proven("never_told")
+
+
+def test_sentences_with_a_condition_are_found():
+    assert has_condition("newer_version")
+    assert has_condition("collect_on_host")
+    assert not has_condition("quantized_model")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(
+            "the 66b model is copied whole by deepspeed's engine to the A100 80G, training goes out of GPU memory",
+            id="a likely cause",
+        ),
+        pytest.param("I use Ollama on 8 GB, deepseek-r1:14b, CUDA error: out of memory. It cannot load the model", id="possible"),
+    ],
+)  # fmt: skip
+def test_a_change_without_a_record_comes_behind_the_check(text):
+    assert "What to change:" not in _shown(text).split("Evidence")[0]
+
+
+def test_what_the_author_has_seen_help_is_told_plainly():
+    shown = _shown("CUDA out of memory in training with batch_size=13. It works if I reduce batch_size")
+    assert "First find out" not in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "said"),
+    [
+        pytest.param(
+            "[2020-05-05 18:48:50] [memory] Extending reserved space to 9088 MB (device gpu0)\n[2020-05-05 18:48:50] Error:"
+            " CUDA error 2 'out of memory' - /home/x/marian-dev/src/tensors/gpu/device.cu:38: cudaMalloc(&data_, size)",
+            Cause.MEMORY_FRACTION_LIMIT, "Marian reserves its workspace in one piece when it starts: 8.88 GiB", id="Marian",
+        ),
+        pytest.param(
+            "PxgDynamicsMemoryConfig::collisionStackSize buffer overflow detected, please increase its size to at least"
+            " 1484688128 in the scene desc!", Cause.NOT_OOM, "the message names its setting", id="a buffer of PhysX",
+        ),
+        pytest.param(
+            "CUDA error: out of memory\n  current device: 0, in function ggml_cuda_pool_malloc_vmm at ggml-cuda.cu:8587\n"
+            "  cuMemAddressReserve(&g_cuda_pool_addr[device], CUDA_POOL_VMM_MAX_SIZE, 0, 0, 0)",
+            Cause.DRIVER_LEVEL, "that takes no memory of the device yet", id="addresses",
+        ),
+        pytest.param(
+            "LLama 70B build engine OOM\npython build.py --model_dir ./model --use_gpt_attention_plugin float16 --tp_size 4\n"
+            "The memory size is 256GB", Cause.HOST_RAM, "read into the computer's RAM", id="an engine is built",
+        ),
+    ],
+)  # fmt: skip
+def test_what_programs_reserve_at_their_start(text, cause, said):
+    diagnosis = explain(text, fast=True, lang="en")
+    assert diagnosis.cause is cause
+    assert said in _shown(text)
+
+
+def test_a_cause_named_first_is_the_answer_even_if_it_is_open():
+    diagnosis = explain("MPS backend out of memory\n\nNot sure what is causing this error", fast=True, lang="en")
+    assert diagnosis.confidence is Confidence.OPEN
+    assert diagnosis.cause is diagnosis.possible[0].cause
