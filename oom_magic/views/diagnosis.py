@@ -85,6 +85,7 @@ _LESS_INPUT = (
 )  # fmt: skip
 # Checks that are worth making though the cause is certain: they say how much was missing.
 _SAYS_HOW_MUCH = ("check_host_ram_slurm", "check_host_ram_pod", "check_host_ram_windows")
+_CONDITIONAL: dict[Language, tuple[str, ...]] = {"en": ("If ", "Where "), "zh": ("若", "如果")}
 _DEVICES = {"npu": "NPU", "mlu": "MLU"}
 _LONGEST_MESSAGE = 1200
 _MOST_HOLDERS = 12
@@ -220,7 +221,9 @@ def _change(diagnosis: Diagnosis, first: str) -> Block:
     check = render_evidence(diagnosis.possible[0].check, lang)
     is_more = has_more(diagnosis)
     tells_apart = diagnosis.possible[0].check.key.startswith("check_when_full")
-    key = "line_check" if not is_more else "line_check_last" if tells_apart else "line_check_and"
+    is_conditional = first.startswith(_CONDITIONAL[lang])  # itself
+    key = "line_check_more" if is_conditional else "line_check_last" if tells_apart else "line_check_and"
+    key = key if is_more else "line_check"
     return Sentence(translate(key, lang, check=check, text=first), "good")
 
 

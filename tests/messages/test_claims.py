@@ -223,7 +223,7 @@ from oom_magic.explain.explainer import explain
         ),
         pytest.param(
             "After training some epochs I get CUDA out of memory, 5 epochs were trained successfully",
-            ["What came before it fitted", "fills bit\\sby bit"], ["Most often"], id="epochs that fitted",
+            ["went\\s+well", "fills bit\\sby bit"], ["Most often"], id="epochs that fitted",
         ),
         pytest.param(
             "LoRA training of SDXL runs out of memory when it generates even one sample: CUDA out of memory\n"
@@ -242,7 +242,7 @@ from oom_magic.explain.explainer import explain
         ),
         pytest.param(
             "api server 在推理10万次以后报 CUDA runtime error: out of memory，然后服务重启，推理速度恢复正常",
-            ["What came before it fitted"], ["Another process"], id="a service that restarts",
+            ["went\\s+well"], ["Another process"], id="a service that restarts",
         ),
         pytest.param(
             "CUDA out of memory when making LoRA\nfound directory 100_A contains 22 image files\n2200 train images with repeating.",
@@ -303,7 +303,7 @@ from oom_magic.explain.explainer import explain
             [], ["host memory"], id="killed for the device's memory",
         ),
         pytest.param(
-            "CUDA out of memory: everything goes fine until the 3rd training epoch", ["came before it fitted"], ["Most often"],
+            "CUDA out of memory: everything goes fine until the 3rd training epoch", ["went\\s+well"], ["Most often"],
             id="two epochs that fitted",
         ),
         pytest.param(
@@ -317,7 +317,7 @@ from oom_magic.explain.explainer import explain
         ),
         pytest.param(
             "Our experiments meet CUDA out of memory every 10，000 iterations or even more, on 32g v100",
-            ["came before it fitted"], ["Most often", "round number"], id="iterations that fitted",
+            ["went\\s+well"], ["Most often", "round number"], id="iterations that fitted",
         ),
         pytest.param(
             "GPU memory usage became near 100% after running one TensorFlow savedmodel in trtserver. I have set"
@@ -419,7 +419,7 @@ from oom_magic.explain.explainer import explain
         ),
         pytest.param(
             "While training the synthesizer I get an error after 30 steps on average, my GPU ran out of memory. I tried reducing the"
-            " batch size to 32 but I'm still getting an error.", ["came before it fitted"], ["optimizer"], id="thirty steps had Adam's state",
+            " batch size to 32 but I'm still getting an error.", ["went\\s+well"], ["optimizer"], id="thirty steps had Adam's state",
         ),
         pytest.param(
             "python3 -m vllm.entrypoints.openai.api_server --model=/fine_tunes/internvl2_76b_finetune --max-model-len=8192\nFirst few"

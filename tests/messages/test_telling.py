@@ -90,3 +90,37 @@ def test_a_cause_named_first_is_the_answer_even_if_it_is_open():
     diagnosis = explain("MPS backend out of memory\n\nNot sure what is causing this error", fast=True, lang="en")
     assert diagnosis.confidence is Confidence.OPEN
     assert diagnosis.cause is diagnosis.possible[0].cause
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "not_said"),
+    [
+        pytest.param(
+            "Running out of ram on large 4k images\n\nI run out of ram when using the large model on 4k images when running on"
+            " 24GB gpu", "grows with the input", "Host memory", id="RAM of a GPU that is named",
+        ),
+        pytest.param("mmdet3d/ops/spconv/reordering_cuda.cu 57\ncuda execution failed with error 2", "found no free memory",
+                     "no error message", id="error 2"),
+        pytest.param(
+            "I train with tensorflow. GPU resources not released when session is closed, closing it by session.close()",
+            "is kept though it is no longer needed", "Another process", id="a session that is closed",
+        ),
+        pytest.param("The model runs out of memory at around 4 batchsize on a P100 16GB GPU", "Nothing recognized", "went well",
+                     id="a size of the batch is no step"),
+        pytest.param("It seems that when the computer's memory is completely used, Blender shuts down", "Host memory", "no error",
+                     id="the computer's memory"),
+        pytest.param("Even with batch size 1 training fails\n  File \"t.py\", line 5, in step\n    loss.backward()\nRuntimeError: CUDA out of"
+                     " memory. Tried to allocate 5.60 GiB (GPU 0; 23.70 GiB total capacity; 16.99 GiB already allocated; 1.43 GiB"
+                     " free; 17.00 GiB reserved in total by PyTorch)", "possibly", "(Confidence: likely", id="a batch of one still fails"),
+    ],
+)  # fmt: skip
+def test_what_the_text_excludes_is_not_said(text, said, not_said):
+    shown = _shown(text)
+    assert said in shown
+    assert not_said not in shown
+
+
+def test_no_condition_is_said_twice():
+    assert "If so: If " not in _shown(
+        "PyKEEN on a large graph of 85m entities, OOM in training, I reduced the batch size"
+    )

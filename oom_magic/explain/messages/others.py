@@ -284,7 +284,7 @@ _FAINT_ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         r"|nvidiadriveronyoursystemistooold",
     ),
     ("cuda_thc_pre0.4.1", "cuda", True, r"error=2:outofmemory"),
-    ("cuda_error_oom", "cuda", True, r"cudaerrormemoryallocation"),
+    ("cuda_error_oom", "cuda", True, r"cudaerrormemoryallocation|cudaexecutionfailedwitherror2(?!\d)"),
     ("cuda_driver_call", "cuda", True, r"size(?P<requested_bytes>\d{1,22})bytes\(cudamallocerroroutofmemory"),
     ("cuda_driver_call", "cuda", True, r"cuda_error_out_of_memory"),
     ("cuda_driver_call", "cuda", True, r"cu(?:da)?(?:malloc|memalloc).{0,240}?outofmemory|outofmemoryincumemalloc"),

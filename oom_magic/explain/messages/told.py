@@ -42,6 +42,8 @@ _RAM = (
 )
 _IS_FREE = r" (?:is |was |usage )?(?:not|isn't|wasn't|low|fine|free)\b"  # said behind its name
 _TOLD_HOST = (
+    r"\b(?:computer|pc|laptop|machine|system)'?s? memory (?:is|was|gets|has been) (?:completely|fully|entirely|all)"
+    r" (?:used|full)|"
     rf"\b{_RAM}\b(?:(?!\b(?:not|if|gpu|cuda)\b)[^.\n]){{0,30}}?\b{_SPENT}\b|\b{_SPENT}\b(?:(?!\b(?:gpu"
     rf"|cuda)\b)[^.\n])"
     rf"{{0,16}}?\b{_RAM}\b(?!{_IS_FREE})|\b(?:process"
@@ -122,7 +124,8 @@ _NO_DEVICE = re.compile(
 _CARD_SHOULD_DO = re.compile(  # what runs out is compared with the card
     r"\bout of ram\b[^\n]{0,120}\b\d{1,3} ?gb\b[^\n]{0,24}"
     r"\b(?:[1-9]\d00 ?xtx?|[rg]tx|gpu|card|vram|[345]0[6-9]0)\b[^\n]{0,24}"
-    r"\b(?:should be|is) (?:more than )?enough",
+    r"\b(?:should be|is) (?:more than )?enough"
+    r"|\bout of ram\b[^\n]{0,120}\b(?:on|with|of) (?:an? |my |the )?\d{1,3} ?gb (?:of )?(?:gpu|card|vram|graphics)",
     re.I | re.A,
 )
 _IN_LISTS = re.compile(r"\(GPU\?\)")  # of an environment (transformers-cli env)

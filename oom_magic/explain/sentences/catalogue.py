@@ -81,8 +81,8 @@ CATALOGUE: Sentences = {
         "Something keeps memory alive that is no longer needed: tensors of earlier steps or failures, or an older copy."
     ),
     "cause_leak_or_retained_reference_late": (
-        "What came before it fitted: either something is kept from one step or request to the next, or what came then"
-        " was larger."
+        "If earlier steps or requests went well: either something is kept from one to the next, or what came then was"
+        " larger."
     ),
     "cause_leak_or_retained_reference_or_cache": (
         "Either the framework's cache keeps this memory for later use, or the program still holds it: only what is held"

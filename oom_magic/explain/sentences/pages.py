@@ -86,6 +86,7 @@ PAGE_CATALOGUE: Sentences = {
     "line_try": "What to try: {text}",
     "line_check": "First find out: {check}",
     "line_check_and": "First find out: {check} If so: {text}",
+    "line_check_more": "First find out: {check} {text}",
     "line_check_last": "First find out: {check} In the last case: {text}",
     "what_full": (
         "{requested_bytes} were requested on {device} of {total_bytes}; PyTorch held {held_bytes} and"

@@ -238,7 +238,8 @@ PROGRAM_REMEDIES: Sentences = {
     ),
     "remedy_matching_versions": "Install compatible versions of driver, runtime and framework.",
     "remedy_sample_graph": (
-        "Work on sampled parts of the graph (in PyG NeighborLoader or ClusterLoader), not on all of it."
+        "If a graph network takes the whole graph at once: work on sampled parts of it (in PyG NeighborLoader or"
+        " ClusterLoader)."
     ),
     "remedy_bios_memory": "Assign more of the RAM to the integrated GPU (UMA frame buffer size in the BIOS, or GTT).",
     "remedy_close_apps": "Close other programs: on a Mac, the GPU shares the memory with everything else.",

@@ -147,7 +147,8 @@ _STAYS = (
 )
 _GONE = (
     r"(?:crash\w*|kill\w*|ctrl\W{0,3}c|interrupt\w*|abort\w*|exit(?:s|ed|ing)?|terminat\w*|stopp\w*"
-    r"|clos(?:ed|ing)|ended|finish\w*|quit|previous (?:run|job|process|script|training)|earlier (?:run|job)|old process"
+    r"|(?<!session )(?<!session is )clos(?:ed|ing)|ended|finish\w*|quit|previous (?:run|job|process|script|training)"
+    r"|earlier (?:run|job)|old process"
     r"|stop(?:ped)? the process|(?:program|process|script|training|job) ends)"
 )
 _NOTHING_RUNS = (
@@ -197,7 +198,7 @@ OTHERS_ON_DEVICE: dict[str, re.Pattern[str]] = {
     ),
     "left_over": said_as(
         rf"\b(?:{_GONE})\b[^.\n]{{0,90}}\b(?:{_GPU_MEMORY})\b[^.\n]{{0,50}}\b(?:{_STAYS})",
-        rf"\b(?:{_GPU_MEMORY})\b[^.\n]{{0,50}}\b(?:{_STAYS})[^.\n]{{0,90}}\b(?:{_GONE})\b",
+        rf"\b(?:{_GPU_MEMORY})\b(?:(?!\bwhile\b)[^.\n]){{0,50}}\b(?:{_STAYS})[^.\n]{{0,90}}\b(?:{_GONE})\b",
         rf"\b(?:{_NOTHING_RUNS})\b[^\n]{{0,120}}\b(?:{_STAYS})",
         rf"\b(?:{_STAYS})[^\n]{{0,120}}\b(?:{_NOTHING_RUNS})\b",
         r"\b(?:zombies?|orphan(?:ed)?|defunct|ghost|stale|left-?over|lingering|dangling"

@@ -13,7 +13,8 @@ _BAR = re.compile(r"(\d{1,3})%\|[^|\n]{0,200}\|\s{0,3}(\d{1,9})/(\d{1,9})")
 _DONE = re.compile(
     r"(?:after|at|until|till|gets to|got to|reache[sd]|every|经过|训练到|跑到|第)"
     r"\s?(?:about|around|approximately|executing|only)?\s?~?(?:\d{1,6}\s?[-~–]\s?)?(\d[\d,，]{0,8}\s?[kKwW万]?)\s?"
-    r"(?:th |st |nd |rd )?(?:training |successful )?(?:steps?|iterations?|iters?|batches|步|次迭代|个?batch|iteration)",
+    r"(?:th |st |nd |rd )?(?:training |successful )?(?:steps?|iterations?|iters?|batches|步|次迭代|个?batch|iteration)"
+    r"(?![ _-]?size)",
     re.I,
 )
 _EPOCHS = re.compile(

@@ -29,6 +29,7 @@ _LIKELY_FROM = 0.9
 _WOULD_HAVE_HELPED = {
     Cause.SHARED_MEMORY: {"tried_workers", "tried_shared"},
     Cause.FRAGMENTATION: {"tried_segments"},
+    Cause.ACTIVATIONS: {"batch_of_one", "has_batch_of_one"},
 }
 _MOST_NAMED = 3
 _OF_A_RIVAL = 0.1
