@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
 from oom_magic.explain.evidence.checks import RESERVING
 from oom_magic.explain.evidence.clues.environment import ONE_MEMORY
+from oom_magic.explain.evidence.clues.magnitudes import Weights
 from oom_magic.explain.evidence.clues.programs import ProgramUse
 from oom_magic.explain.evidence.clues.traceback import Clues
 from oom_magic.explain.evidence.log_rules import reserved
@@ -34,6 +35,7 @@ _NOT_WHOLE = {"shards", "swaps_blocks", "keeps_in_ram", "offloads_parts"}  # wei
 _AFTER_LOADING = ("kv_cache", "context", "compute", "serving", "logits", "vae")  # stages in which the weights are there
 _OF_A_LOG = re.compile(r"\d\d:\d\d:\d\d|\d% ?[|\u2580-\u259f#]")
 _AFTER = re.compile(r"\bafter (?:the )?(?:eval|valid|test)", re.I)
+_BITS_OF_A_NAME = 16  # where a text says none
 _LARGE_WEIGHTS = 12 * GIB  # most cards hold no more
 _OF_PICTURES = {"of_latents", "diffuses", "makes_pictures"}
 _OTHERS = {"left_over", "shares_device", "models_beside"}
@@ -219,8 +221,8 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
         yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("trained_fill_card", state))
     if "smaller_model_works" in told and not trains(clues):
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("told_smaller_model"))
-    if named is None or _NOT_WHOLE & told or clues.is_quantizing:
-        return  # quantizers keep one layer at a time on the device
+    if named is None or not _are_whole(named, clues):
+        return
     weights = named.num_bytes
     if clues.ram_bytes is not None and clues.ram_bytes < weights and "loads" in told and not _is_of_device(failure):
         values = {**named.said, "ram_bytes": f"{clues.ram_bytes // GIB} GB"}
@@ -246,6 +248,13 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
     is_whole = trains(clues) and not (clues.trains_few or is_shared)
     if is_whole and card * _LARGE_PART >= weights > card / _ADAM_FACTOR:
         yield Support(Cause.OPTIMIZER_STATE, 0.3, Evidence("adam_fills_card", values))
+
+
+def _are_whole(named: Weights, clues: Clues) -> bool:
+    """Whether weights are on the device as a whole, in as many bits as they are read as."""
+    told = clues.run.told
+    is_in_fewer_bits = "is_quantized" in told and named.bits >= _BITS_OF_A_NAME  # in how many is not said
+    return not (_NOT_WHOLE & told or clues.is_quantizing or is_in_fewer_bits)  # quantizers keep one layer at a time
 
 
 def _light_weights(failure: Failure | None, clues: Clues) -> Iterator[Support]:

@@ -78,6 +78,7 @@ KILLED = re.compile(
             rf"{_BY_AUTHOR}\bkilled\b{_ITS_OBJECT}",
             r"[\"'`\u2018\u201c*(\uff08]kill(?:ed)?[.,]?[\"'`\u2019\u201d*)\uff09]",
             r"\bbackground workers? (?:are|is) (?:no longer alive|6 feet under)",
+            r"\b(?:process|program|script|it) kills? itself\b|\bit kills the process\b",
             r"\bsigkill\b|\bsignal:? ?9\b|(?:exit|return) ?code:? ?-9\b|returncode=-9|\bexitcode:? ?-9\b",
             r"oom[- _]?kill|(?:system|kernel|os) kill(?:ed|s)|terminated abruptly|\bevicted\b",
             r"(?:exit(?:ed)?|code)(?: with)?(?: code| status)?:? ?137\b|exit(?:ed)?(?: code| status):? ?9\b",
@@ -107,6 +108,9 @@ _VIDEO_MEMORY = re.compile("[显顯][存卡]")
 _DEVICE_IS_FINE = re.compile(
     r"显存(?:占用)?(?:是|都|也|还)?(?:没有?问题|没有?变化|不变|正常|足够|充足|够)(?: ?\([^)\n]{0,24}\))?"
     r"|显存(?:平均)?(?:利用|占用|使用)率?(?:只有|小于|低于|不到|不足|仅|才){1,2} ?[1-7]?\d ?%"
+)
+_CARD_IS_ENOUGH = re.compile(
+    r"\b\d{1,3} ?gb (?:of )?v-?ram\b,? (?:which|that|and that)? ?(?:should|must|is) [^.\n]{0,12}(?:plenty|enough)", re.I
 )
 _HOST_IS_FREE = re.compile(rf"\bram\b{_IS_FREE}", re.I)
 # Of a training alone, where nothing says which memory it is.
@@ -267,7 +271,7 @@ def _of_statement(statement: str) -> MessageKind | None:
 def _whose_in_all(text: str) -> MessageKind:
     """The same for a whole text, in which only memory counts that is named as the device's or the host's."""
     text = _HOST_IS_FREE.sub("", _IN_LISTS.sub("", text))
-    rest = _NO_DEVICE.sub("", text)
+    rest = _CARD_IS_ENOUGH.sub("", _NO_DEVICE.sub("", text))
     names_host = bool(OF_HOST.search(rest) or _NAMED_HOST.search(rest))
     is_of_device = bool(_MEMORY_OF_DEVICE.search(rest)) or (not names_host and bool(OF_DEVICE.search(rest)))
     is_of_host = rest != text or (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.causes import Cause, Confidence
 from oom_magic.explain.evidence.checks import is_settled as is_seen_already
-from oom_magic.explain.evidence.measured.changes import is_proven
+from oom_magic.explain.evidence.measured.contradicted import is_proven
 from oom_magic.explain.remedies.from_text.choice import printed_by_message
 from oom_magic.explain.remedies.from_text.telling import has_condition, is_told_plainly
 from oom_magic.explain.sentences.causes import is_any_load, may_be_cache

@@ -210,9 +210,13 @@ PROGRAM_REMEDIES: Sentences = {
         " and cards: use flash attention, or give it fewer tokens (smaller images, shorter sequences)."
     ),
     "remedy_tf_own_process": (
-        "Run each model in a process of its own: TensorFlow releases a device's memory only when its process ends."
+        "If several models or sessions follow each other: run each in a process of its own. TensorFlow releases a"
+        " device's memory only when its process ends."
     ),
-    "remedy_tf_call": "In a loop, call model(x), not model.predict(x); call clear_session() between models.",
+    "remedy_tf_call": (
+        "If a loop calls model.predict(x): call model(x) instead. If it makes models, call clear_session() between"
+        " them."
+    ),
     "remedy_fewer_boxes": (
         "Leave out or crop images with very many boxes, or compare the boxes on the CPU where a setting allows it"
         " (mmdetection: gpu_assign_thr)."

@@ -31,6 +31,7 @@ _SPENT = (
     r"|running out|unsuffi\w+)"
 )
 
+_IN_TIME = re.compile(r" (?:with |after |in |at )?(?:every|each) (?:epoch|step|iteration|batch|request)|\w* over time")
 _ASKS = re.compile(r"[^.!?\n。！]{0,200}[?？]")  # what follows ends a question
 
 TOLD: dict[str, re.Pattern[str]] = {
@@ -121,7 +122,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         rf"{_HOST} (?:requirements?|usage|consumption|footprint) (?:is|are) (?:\w+ ){{0,2}}(?:huge|high|large)",
         rf"{_HOST}{_NO_GPU}{{0,12}}\b(?:cost|tak|us|consum)\w* (?:too|so) (?:much|high)",
         r"\b(?:consum|tak|eat|fill)(?:s|es|ing|e)?\b[^.\n]{0,24}\b\d{2,4} ?[gt]i?b of (?:ram|swap)\b",
-        r"\barray is too big\b",
+        r"\barray is too big\b", rf"{_HOST}{_NO_GPU}{{0,24}}\b(?:spik|balloon|sky-?rocket)\w*",
         r"(?:system|machine|computer|server) (?:is |was )?going out of memory",
         r"\(?NOT (?:on )?GPU",
         r"\bswap\b[^.\n]{0,30}(?:full|fill|exhaust|used)|\b(?:enter\w*|into|start\w*|requir\w*) swap\w*",
@@ -420,7 +421,8 @@ def said_in(text: str) -> dict[str, str]:
     prose = in_small_letters(_NO_PROSE.sub(lambda match: " " * len(match.group()), said))
     sources = ((key, pattern, small if key in _IN_CODE else prose) for key, pattern in TOLD.items())
     matches = {key: match for key, pattern, text in sources if (match := _told(pattern, text, key)) is not None}
-    is_leak = "grows" in matches and "leak" in matches["grows"].group()
+    grows = matches.get("grows")
+    is_leak = grows is not None and ("leak" in grows.group() or _IN_TIME.match(small, grows.end()) is not None)
     if "grows" in matches and not is_leak and _told(TOLD["grows"], _COMPARED.sub("", small)) is None:
         del matches["grows"]
     has_trained = "training_fits" in matches or not _TRAINS_NOW.search(said)

@@ -312,9 +312,10 @@ def _item_bytes(match: re.Match[str]) -> int:
 
 _CARD = re.compile(
     r"\b(?:RTX|GTX|GPUs?|Tesla|Quadro|[AHLBV]-?\d{2,3}G?|T4|P100|\d{4}(?: ?ti| ?super)?|VRAM|cards?|显卡|显存|\d ?[xX*]"
-    r" ?\w{2,6})\b[^\n\d]{0,16}(?:\d{4}[^\n\d]{0,12})?\b(\d{1,3}) ?(?:Gi?B?)\b(?! ?(?:ram|of ram|memory ram))"
+    r" ?\w{2,6})\b[^\n\d]{0,16}(?:\d{4}[^\n\d]{0,12})?\b(\d{1,3}) ?(?:Gi?B?)\b"
+    r"(?! ?(?:ram|of ram|memory ram|models?|files?)\b)"
     r"|\b(\d{1,3}) ?(?:Gi?B?) ?(?:of )?(?:VRAM|GPU|v?NPU|video|graphics|card|显存|显卡|vram)"
-    r"|\bon (?:an? )?(\d{1,3}) ?Gi?B\b(?! ?(?:of )?(?:ram|memory))",
+    r"|\bon (?:an? )?(\d{1,3}) ?Gi?B\b(?! ?(?:of )?(?:ram|memory|models?|files?|data|videos?))",
     re.I | re.A,
 )  # vendors' GB of a GPU are GiB
 # Memory that is used or needed, which is not the card's capacity.

@@ -14,8 +14,9 @@ from functools import cache
 from pathlib import Path
 
 from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause, Confidence, Evidence, Judgement, PossibleCause
-from oom_magic.explain.evidence.checks import check_for
+from oom_magic.explain.evidence.checks import check_for, is_settled
 from oom_magic.explain.evidence.clues.traceback import Clues
+from oom_magic.explain.evidence.measured.contradicted import is_sure_of
 from oom_magic.explain.messages.failure import Failure
 
 _SURE = (Confidence.LIKELY, Confidence.CERTAIN)
@@ -56,6 +57,7 @@ def calibrated(judgement: Judgement, failure: Failure | None, clues: Clues, impo
     table = calibration()
     is_in_vain = _WOULD_HAVE_HELPED.get(judgement.cause, set()) & clues.run.told
     is_weak = table.precision(judgement.cause, judgement.evidence) < _LIKELY_FROM
+    is_weak = is_weak or (judgement.confidence is Confidence.LIKELY and not _may_be_likely(judgement, clues))
     if judgement.confidence in _SURE and (is_in_vain or is_weak):
         possible = tuple(
             replace(one, confidence=Confidence.POSSIBLE) if one.cause is judgement.cause else one
@@ -73,6 +75,11 @@ def calibrated(judgement: Judgement, failure: Failure | None, clues: Clues, impo
         for one in rivals[: max(0, _MOST_NAMED - len(named))]
     )
     return replace(judgement, possible=(*judgement.possible, *added))
+
+
+def _may_be_likely(judgement: Judgement, clues: Clues) -> bool:
+    """Whether more than words that were often contradicted speaks for a cause, or its author has seen what would."""
+    return is_sure_of(judgement.cause, judgement.evidence) or is_settled(judgement.cause, clues.run.told)
 
 
 @cache

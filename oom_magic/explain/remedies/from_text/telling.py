@@ -2,7 +2,7 @@
 
 One place for all changes. Of answers to public reports that the code had never seen, those whose first change was told
 plainly were contradicted twice as often as those that began with a check; which change it was decided more than what
-spoke for the cause. So each change has its record (``changes.json``), and what has a poor one or none needs more.
+spoke for the cause. So each change has its record (``contradicted.json``), and what has a poor one or none needs more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from oom_magic.explain.evidence.causes import HOST_CAUSES, Confidence
 from oom_magic.explain.evidence.checks import is_settled
-from oom_magic.explain.evidence.measured.changes import is_proven
+from oom_magic.explain.evidence.measured.contradicted import is_proven
 from oom_magic.explain.remedies.from_text.choice import printed_by_message
 from oom_magic.explain.remedies.from_text.program_settings import is_limited
 from oom_magic.explain.sentences.program_remedies import PROGRAM_REMEDIES
