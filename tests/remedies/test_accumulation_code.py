@@ -16,7 +16,7 @@ from oom_magic.explain.remedies.code import code_for
 from oom_magic.explain.remedies.own_code.accumulation import accumulating, accumulating_step
 from oom_magic.explain.remedies.own_code.writing import own_code
 from oom_magic.explain.remedies.rehearsal import Variation
-from oom_magic.explain.remedies.size_parameters import find_size_parameters
+from oom_magic.explain.remedies.sizes.parameters import find_size_parameters
 from tests.support.versions import as_since_3_11
 from tests.support.written_code import LOOP, VALUES, execute, make, rewritten, trained
 

@@ -14,7 +14,7 @@ from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.own_code.accumulation import accumulating
 from oom_magic.explain.remedies.own_code.writing import own_code
 from oom_magic.explain.remedies.rehearsal import Variation
-from oom_magic.explain.remedies.size_parameters import find_size_parameters
+from oom_magic.explain.remedies.sizes.parameters import find_size_parameters
 from oom_magic.predict.what_if.loop_changes import AccumulatedGradients
 from tests.support.written_code import LOOP, VALUES, make, rewritten
 

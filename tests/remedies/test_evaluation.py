@@ -13,10 +13,10 @@ from oom_magic.explain.explainer import explain
 from oom_magic.explain.live.growth import Growth
 from oom_magic.explain.remedies import rehearsal
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
-from oom_magic.explain.remedies.fitting_sizes import largest_fitting
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError
 from oom_magic.explain.remedies.remedy import Remedy, Situation, ranked
 from oom_magic.explain.remedies.room import InTheWay
+from oom_magic.explain.remedies.sizes.fitting import largest_fitting
 from oom_magic.explain.remedies.specs import remedy_specs
 from oom_magic.explain.sentences.catalogue import SENTENCES
 from oom_magic.memory.allocator.replay import minimum_device_bytes

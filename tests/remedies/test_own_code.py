@@ -13,7 +13,7 @@ from oom_magic.explain.remedies.own_code.loops import copied, own_arguments
 from oom_magic.explain.remedies.own_code.models import own_names
 from oom_magic.explain.remedies.own_code.writing import own_code
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Variation
-from oom_magic.explain.remedies.size_parameters import find_size_parameters
+from oom_magic.explain.remedies.sizes.parameters import find_size_parameters
 from oom_magic.predict.session import DrySession
 from oom_magic.predict.what_if.model_changes import MixedPrecision
 from tests.support.written_code import LOOP, VALUES, execute, make, rewritten

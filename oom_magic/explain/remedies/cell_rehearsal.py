@@ -15,7 +15,6 @@ from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.called import called_in
 from oom_magic.explain.live.growth import Growth
 from oom_magic.explain.live.mending import is_in
-from oom_magic.explain.remedies.input_sizes import dimensions_of, has_rows, sizes_of_inputs
 from oom_magic.explain.remedies.own_code.dtype import in_single_precision
 from oom_magic.explain.remedies.own_code.loops import own_arguments
 from oom_magic.explain.remedies.own_code.models import MadeInside, own_names
@@ -45,7 +44,8 @@ from oom_magic.explain.remedies.rehearsal import (
     rehearse,
 )
 from oom_magic.explain.remedies.room import names_needed
-from oom_magic.explain.remedies.size_parameters import (
+from oom_magic.explain.remedies.sizes.inputs import dimensions_of, has_rows, sizes_of_inputs
+from oom_magic.explain.remedies.sizes.parameters import (
     SizeParameter,
     find_accumulation,
     find_rows,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.remedies.code import is_placed
 from oom_magic.explain.remedies.combining import likely_combinations
-from oom_magic.explain.remedies.fitting_sizes import divisors, largest_fitting, parts
 from oom_magic.explain.remedies.rehearsal import (
     PATIENCE_SECONDS,
     NotEvaluatedError,
@@ -31,6 +30,7 @@ from oom_magic.explain.remedies.room import (
     needed_bytes,
     other_hardware,
 )
+from oom_magic.explain.remedies.sizes.fitting import divisors, largest_fitting, parts
 from oom_magic.explain.remedies.specs import SHRINKING, STEP, RemedySpec, mends_growth, remedy_specs, shrinking
 from oom_magic.memory.allocator.segments import GRANULE_BYTES
 

@@ -54,7 +54,7 @@ from oom_magic.user_code import is_cell
 
 if TYPE_CHECKING:
     from oom_magic.explain.live.growth import Growth
-    from oom_magic.explain.remedies.size_parameters import SizeParameter
+    from oom_magic.explain.remedies.sizes.parameters import SizeParameter
     from oom_magic.predict.what_if.change import Change
 
 _DEFINES = ("def ", "class ", "async def ", "@")

@@ -12,7 +12,6 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from types import SimpleNamespace
@@ -22,6 +21,21 @@ from oom_magic.explain.live.called import called_in, object_of
 from oom_magic.explain.remedies.own_code.loops import is_stored
 from oom_magic.explain.remedies.own_code.parts import first_rows, rows_read
 from oom_magic.explain.remedies.own_code.rows import computed_in_parts, in_rows, model_calls
+from oom_magic.explain.remedies.sizes.overrides import (
+    Override,
+    assigning,
+    called_in_parts,
+    changed_cell,
+    defined_in,
+    override_argument,
+    override_assigned,
+    override_default,
+    override_in_calls,
+    override_item,
+    override_literals,
+    override_word,
+    set_for_a_while,
+)
 from oom_magic.user_code import is_cell, is_users_file
 
 _BATCH = re.compile(r"batch|(^|_)bs($|_)|^B$", re.IGNORECASE)
@@ -39,8 +53,6 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 _PLAIN = (SimpleNamespace, argparse.Namespace)
 _DEEPEST = 2  # settings within settings: cfg["train"]["loader"]["batch_size"]
-
-Override = Callable[[ast.Module, dict[str, Any], int], Any]
 
 
 @dataclass(frozen=True)
@@ -68,21 +80,9 @@ def find_rows(
         found = next((name for name in rows if computed_in_parts(tree, names, name, 1)), None)
         if found is not None and "torch" in names:
             in_parts = partial(computed_in_parts, rows=found)
-            yield SizeParameter(found, False, partial(_changed_cell, in_parts))
+            yield SizeParameter(found, False, partial(changed_cell, in_parts))
     elif rows:
         yield SizeParameter("", False, lambda _, seen, number: first_rows(rows, seen, number), rows=rows)
-
-
-@contextmanager
-def _changed_cell(
-    change: Callable[..., ast.Module | None], tree: ast.Module, names: dict[str, Any], value: int
-) -> Iterator[None]:
-    before, made = tree.body, change(tree, names, after=value)
-    tree.body = before if made is None else made.body
-    try:
-        yield
-    finally:
-        tree.body = before
 
 
 def find_size_parameters(
@@ -127,21 +127,9 @@ def _of_command_line(words: list[str], pattern: re.Pattern[str], value: int) -> 
     for at, word in enumerate(words):
         option, is_joined, given = word.partition("=")
         if is_joined and given == str(value):
-            yield SizeParameter(option, bool(pattern.search(option)), _override_word(words, at, f"{option}="))
+            yield SizeParameter(option, bool(pattern.search(option)), override_word(words, at, f"{option}="))
         elif at and word == str(value) and words[at - 1].startswith("-"):
-            yield SizeParameter(words[at - 1], bool(pattern.search(words[at - 1])), _override_word(words, at, ""))
-
-
-def _override_word(words: list[str], at: int, before_value: str) -> Override:
-    @contextmanager
-    def override(_tree: ast.Module, _names: dict[str, Any], value: int) -> Iterator[None]:
-        before, words[at] = words[at], f"{before_value}{value}"
-        try:
-            yield
-        finally:
-            words[at] = before
-
-    return override
+            yield SizeParameter(words[at - 1], bool(pattern.search(words[at - 1])), override_word(words, at, ""))
 
 
 def _literals(tree: ast.Module, pattern: re.Pattern[str], value: int) -> Iterator[SizeParameter]:
@@ -149,7 +137,7 @@ def _literals(tree: ast.Module, pattern: re.Pattern[str], value: int) -> Iterato
     for node in ast.walk(tree):
         for label, constant in _labelled(node):
             if isinstance(constant, ast.Constant) and type(constant.value) is int and constant.value == value:
-                override = partial(_set_for_a_while, constant, "value")
+                override = partial(set_for_a_while, constant, "value")
                 yield SizeParameter(label or str(value), bool(pattern.search(label)), override)
 
 
@@ -159,38 +147,19 @@ def _computations(
     """What the cell computes for a name of such a size: ``batch_size = 2**7``, ``data.batch_size *= 2``."""
     for one in tree.body:
         if isinstance(one, ast.AugAssign) and _is(value, object_of(one.target, names)):
-            label, change = ast.unparse(one.target), partial(_assigning, one)
-            yield SizeParameter(label, bool(pattern.search(label)), partial(_changed_cell, change))
+            label, change = ast.unparse(one.target), partial(assigning, one)
+            yield SizeParameter(label, bool(pattern.search(label)), partial(changed_cell, change))
     for node in ast.walk(tree):
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.BinOp() as computed):
                 is_named, is_once = bool(pattern.search(name)), node in tree.body
                 # what it is now, or what it was computed to be
                 if (is_named and _computed(computed, names) == value) or (is_once and _is(value, names.get(name))):
-                    yield SizeParameter(name, is_named, _override_assigned(node))
+                    yield SizeParameter(name, is_named, override_assigned(node))
 
 
 def _is(value: int, other: Any) -> bool:
     return type(other) is int and other == value
-
-
-def _assigning(statement: ast.AugAssign, tree: ast.Module, _names: Mapping[str, Any], after: int) -> ast.Module:
-    """The cell with a size assigned that it computes from what that was."""
-    made = ast.copy_location(ast.Assign([statement.target], ast.Constant(after)), statement)
-    return ast.fix_missing_locations(ast.Module([made if one is statement else one for one in tree.body], []))
-
-
-def _override_assigned(statement: ast.Assign) -> Override:
-    @contextmanager
-    def override(_tree: ast.Module, _names: dict[str, Any], value: int) -> Iterator[None]:
-        before = statement.value
-        statement.value = ast.copy_location(ast.Constant(value), before)
-        try:
-            yield
-        finally:
-            statement.value = before
-
-    return override
 
 
 def leading_names(tree: ast.Module) -> set[str]:
@@ -209,7 +178,7 @@ def _shapes(tree: ast.Module, what: str, value: int) -> Iterator[SizeParameter]:
     constants = [one for one in _leading(tree) if isinstance(one, ast.Constant)]
     firsts = [one for one in constants if type(one.value) is int and one.value == value]
     if what == "batch" and len(firsts) > 1:
-        yield SizeParameter(str(value), False, _override_literals(firsts))
+        yield SizeParameter(str(value), False, override_literals(firsts))
 
 
 def _strides(tree: ast.Module, value: int) -> Iterator[SizeParameter]:
@@ -217,7 +186,7 @@ def _strides(tree: ast.Module, value: int) -> Iterator[SizeParameter]:
     for steps in _steps(tree):
         sizes = [one for one in steps if isinstance(one, ast.Constant)]
         if len(sizes) == len(steps) and all(one.value == value for one in sizes):
-            yield SizeParameter(str(value), False, _override_literals(sizes))
+            yield SizeParameter(str(value), False, override_literals(sizes))
 
 
 def _steps(tree: ast.Module) -> Iterator[list[ast.expr]]:
@@ -247,17 +216,7 @@ def _in_functions(tree: ast.Module, names: Mapping[str, Any], what: str, value: 
             inside = ast.Module([one.definition], [])
             named = (each for each in _literals(inside, _pattern(inside, what), value) if each.is_named)
             for each in (*named, *(_strides(inside, value) if what == "batch" else ())):
-                yield replace(each, override=partial(_defined_in, one.definition, each.override))
-
-
-@contextmanager
-def _defined_in(definition: ast.stmt, override: Override, cell: ast.Module, *given: Any) -> Iterator[None]:
-    cell.body.insert(0, definition)
-    try:
-        with override(cell, *given):
-            yield
-    finally:
-        cell.body.remove(definition)
+                yield replace(each, override=partial(defined_in, one.definition, each.override))
 
 
 def find_accumulation(tree: ast.Module, names: Mapping[str, Any], value: int) -> SizeParameter | None:
@@ -271,7 +230,7 @@ def find_accumulation(tree: ast.Module, names: Mapping[str, Any], value: int) ->
     divisors = [node.right for node in divisions if isinstance(node.op, (ast.Mod, ast.Div))]
     literals = [one for one in divisors if isinstance(one, ast.Constant) and one.value == value]
     if literals and str(value) in moduli:
-        return SizeParameter(str(value), False, _override_literals(literals))
+        return SizeParameter(str(value), False, override_literals(literals))
     return next((one for one in _variables(tree, names, re.compile(""), value) if one.label in moduli), None)
 
 
@@ -280,28 +239,7 @@ def _of_accelerators(names: Mapping[str, Any], value: int) -> Iterator[SizeParam
     setting = "gradient_accumulation_steps"
     for name, one in list(names.items()):
         if type(one).__module__ == "accelerate.accelerator" and getattr(one, setting, None) == value:
-            yield SizeParameter(setting, True, partial(_set_for_a_while, one, setting), f"{name}.{setting}")
-
-
-@contextmanager
-def _set_for_a_while(holder: Any, name: str, _tree: ast.Module, _names: dict[str, Any], value: int) -> Iterator[None]:
-    before = getattr(holder, name)
-    setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        setattr(holder, name, before)
-
-
-def _override_literals(constants: list[ast.Constant]) -> Override:
-    @contextmanager
-    def override(tree: ast.Module, names: dict[str, Any], value: int) -> Iterator[None]:
-        with ExitStack() as stack:
-            for constant in constants:
-                stack.enter_context(_set_for_a_while(constant, "value", tree, names, value))
-            yield
-
-    return override
+            yield SizeParameter(setting, True, partial(set_for_a_while, one, setting), f"{name}.{setting}")
 
 
 def _labelled(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
@@ -343,20 +281,7 @@ def _variables(
     assigned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     for name, current in names.items():
         if type(current) is int and current == value and name not in assigned and not name.startswith("_"):
-            yield SizeParameter(name, bool(pattern.search(name)), _override_item(name), name)
-
-
-def _override_item(key: Any, holder: dict[Any, Any] | None = None) -> Override:
-    @contextmanager
-    def override(_tree: ast.Module, names: dict[str, Any], value: int) -> Iterator[None]:
-        target = names if holder is None else holder
-        before, target[key] = target[key], value
-        try:
-            yield
-        finally:
-            target[key] = before
-
-    return override
+            yield SizeParameter(name, bool(pattern.search(name)), override_item(name), name)
 
 
 def _defaults(
@@ -370,7 +295,7 @@ def _defaults(
         for position, (parameter, default) in enumerate(zip(parameters, function.__defaults__, strict=False)):
             if type(default) is int and default == value and pattern.search(parameter):
                 calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and ast.unparse(one.func) == name]
-                override = _turn_calls(calls, parameter) if calls else _turn_default(function, position)
+                override = override_in_calls(calls, parameter) if calls else override_default(function, position)
                 yield SizeParameter(parameter, True, override)
 
 
@@ -385,7 +310,7 @@ def _given(tree: ast.Module, names: Mapping[str, Any], pattern: re.Pattern[str],
         for name, argument in given.items():
             is_literal = isinstance(argument, ast.Constant) and argument not in call.args
             if pattern.search(name) and not is_literal and _computed(argument, names) == value:
-                yield SizeParameter(name, True, _turn_argument(call, argument))
+                yield SizeParameter(name, True, override_argument(call, argument))
 
 
 def _computed(node: ast.expr, names: Mapping[str, Any]) -> Any:
@@ -401,52 +326,6 @@ def _computed(node: ast.expr, names: Mapping[str, Any]) -> Any:
                 return None
             return _ARITHMETIC[type(op)](first, second)
     return None
-
-
-def _turn_argument(call: ast.Call, argument: ast.expr) -> Override:
-    @contextmanager
-    def override(_tree: ast.Module, _names: dict[str, Any], value: int) -> Iterator[None]:
-        before = call.args, [one.value for one in call.keywords]
-        new = ast.copy_location(ast.Constant(value), argument)
-        call.args = [new if one is argument else one for one in call.args]
-        for one in call.keywords:
-            one.value = new if one.value is argument else one.value
-        try:
-            yield
-        finally:
-            call.args = before[0]
-            for one, old in zip(call.keywords, before[1], strict=True):
-                one.value = old
-
-    return override
-
-
-def _turn_calls(calls: list[ast.Call], parameter: str) -> Override:
-    @contextmanager
-    def override(_tree: ast.Module, _names: dict[str, Any], value: int) -> Iterator[None]:
-        before = [call.keywords for call in calls]
-        for call in calls:
-            call.keywords = [*call.keywords, ast.keyword(parameter, ast.Constant(value))]
-        try:
-            yield
-        finally:
-            for call, keywords in zip(calls, before, strict=True):
-                call.keywords = keywords
-
-    return override
-
-
-def _turn_default(function: Any, position: int) -> Override:
-    @contextmanager
-    def override(_tree: ast.Module, _names: dict[str, Any], value: int) -> Iterator[None]:
-        before = function.__defaults__
-        function.__defaults__ = (*before[:position], value, *before[position + 1 :])
-        try:
-            yield
-        finally:
-            function.__defaults__ = before
-
-    return override
 
 
 def _attributes(names: Mapping[str, Any], pattern: re.Pattern[str], value: int) -> Iterator[SizeParameter]:
@@ -467,7 +346,7 @@ def _of_class(label: str, holder: Any, pattern: re.Pattern[str], value: int) -> 
         file = getattr(sys.modules.get(kind.__module__), "__file__", None)
         for key, one in list(vars(kind).items()) if file is None or is_users_file(file) else ():
             if type(one) is int and one == value and pattern.search(key) and key not in own:
-                yield SizeParameter(f"{label}.{key}", True, partial(_set_for_a_while, kind, key), f"{label}.{key}")
+                yield SizeParameter(f"{label}.{key}", True, partial(set_for_a_while, kind, key), f"{label}.{key}")
 
 
 def _is_loader(value: Any) -> bool:
@@ -478,7 +357,7 @@ def _of_loader(label: str, holder: Any, pattern: re.Pattern[str], value: int) ->
     sampler = getattr(holder, "batch_sampler", None) if pattern is _BATCH and _is_loader(holder) else None
     if getattr(sampler, "batch_size", None) == value:
         target = f"{label}.batch_sampler.batch_size"  # a loader's own batch_size cannot be set
-        yield SizeParameter("batch_size", True, _override_item("batch_size", vars(sampler)), target)
+        yield SizeParameter("batch_size", True, override_item("batch_size", vars(sampler)), target)
 
 
 def _wholes(tree: ast.Module, names: Mapping[str, Any], value: int) -> Iterator[SizeParameter]:
@@ -487,20 +366,7 @@ def _wholes(tree: ast.Module, names: Mapping[str, Any], value: int) -> Iterator[
     for holder, key, taken in model_calls(tree, names):
         if "torch" in names and in_rows(taken, names, bound, value, 1):
             in_parts = partial(in_rows, taken, names, bound, value)
-            yield SizeParameter("", False, partial(_called_in_parts, holder, key, in_parts))
-
-
-@contextmanager
-def _called_in_parts(
-    holder: Any, key: Any, in_parts: Callable[[int], str], _tree: ast.Module, _names: dict[str, Any], value: int
-) -> Iterator[None]:
-    before = holder[key]
-    made = ast.parse(in_parts(value), mode="eval").body
-    holder[key] = ast.fix_missing_locations(ast.copy_location(made, before))
-    try:
-        yield
-    finally:
-        holder[key] = before
+            yield SizeParameter("", False, partial(called_in_parts, holder, key, in_parts))
 
 
 def _settings(label: str, holder: Any, pattern: re.Pattern[str], value: int, depth: int) -> Iterator[SizeParameter]:
@@ -514,6 +380,6 @@ def _settings(label: str, holder: Any, pattern: re.Pattern[str], value: int, dep
         path = f"{label}[{key!r}]" if is_dict else f"{label}.{key}"
         yield from _of_loader(path, one, pattern, value)
         if type(one) is int and one == value and pattern.search(name):
-            yield SizeParameter(path, True, _override_item(key, held), path)
+            yield SizeParameter(path, True, override_item(key, held), path)
         elif depth and (isinstance(one, (dict, *_PLAIN)) or (is_dataclass(one) and not isinstance(one, type))):
             yield from _settings(path, one, pattern, value, depth - 1)

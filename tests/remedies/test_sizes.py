@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
-from oom_magic.explain.remedies.input_sizes import dimensions_of, sizes_of_inputs
 from oom_magic.explain.remedies.own_code.parts import given_rows
 from oom_magic.explain.remedies.own_code.writing import CodeWriter
 from oom_magic.explain.remedies.rehearsal import Variation
-from oom_magic.explain.remedies.size_parameters import find_rows, find_size_parameters, sizes_called
+from oom_magic.explain.remedies.sizes.inputs import dimensions_of, sizes_of_inputs
+from oom_magic.explain.remedies.sizes.parameters import find_rows, find_size_parameters, sizes_called
 from tests.support.versions import as_since_3_11
 
 
