@@ -127,6 +127,22 @@ def test_what_the_text_excludes_is_not_said(text, said, not_said):
             "Upscaling a video in ComfyUI: normal RAM spikes an insane amount, then a lot higher, until it runs out of memory. I"
             " have 24GB VRAM which should be plenty", Cause.HOST_RAM, id="RAM that spikes",
         ),
+        pytest.param(
+            "[18/128] Building CUDA object sliding_window.cu.o\nKilled\nninja: build stopped: subcommand failed.", Cause.HOST_RAM,
+            id="compilers",
+        ),
+        pytest.param(
+            "Compiling with Cuda fails due to out of memory error\n[9/11] Building CUDA object builtin.cu.o\nFAILED: [code=9]",
+            Cause.HOST_RAM, id="compilers that are not killed",
+        ),
+        pytest.param(
+            "the GPU memory usage was getting higher and higher until it crashed with CUDA out of memory",
+            Cause.LEAK_OR_RETAINED_REFERENCE, id="higher and higher",
+        ),
+        pytest.param(
+            "I map my world with a laptop of 13.5 GB Ram with NVIDIA Graphics. Usually the laptop takes the entire memory and then"
+            " crashes down", Cause.HOST_RAM, id="a laptop takes its memory",
+        ),
         pytest.param("I interpolate 4000 frames and the process kills itself after some time", Cause.HOST_RAM, id="kills itself"),
         pytest.param(
             "When I change to DistMult, the memory increases every epoch and after some epochs I receive a OOM error in training",

@@ -60,6 +60,11 @@ _PHYSX = re.compile(
 _BUILDS_ENGINE = re.compile(
     r"\btrtllm-build\b|\bconvert_checkpoint\.py|\bbuild\.py [^\n]{0,300}--(?:use_gpt_attention|tp_size|world)"
 )
+# Compilers at work: make, ninja and PyTorch's extensions run several at once, each in the computer's RAM.
+_COMPILES = re.compile(
+    r"Building (?:CUDA|CXX|C|HIP) object|\bcc1plus\b|Error compiling objects for extension|\bninja: build stopped"
+    r"|\bnvcc\b[^\n]{0,80} -(?:c|forward-unknown)"
+)
 _RESERVES_ADDRESSES = re.compile(r"cuMemAddressReserve\(")
 
 
@@ -156,7 +161,11 @@ def _at_start(failure: Failure | None, text: str) -> Iterator[Support]:
     if _RESERVES_ADDRESSES.search(text):
         yield Support(Cause.DRIVER_LEVEL, 0.6, Evidence("addresses_reserved"))
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)
-    if _BUILDS_ENGINE.search(text) and (failure is None or failure.words or failure.backend in (None, "cpu")):
+    is_of_words = failure is None or failure.words or failure.backend in (None, "cpu")
+    if is_of_words and _COMPILES.search(text):
+        yield Support(Cause.HOST_RAM, 0.6, Evidence("compiles"))
+        yield from (Support(one, -0.8) for one in (Cause.ACTIVATIONS, Cause.WEIGHTS_TOO_BIG))
+    if _BUILDS_ENGINE.search(text) and is_of_words:
         yield Support(Cause.HOST_RAM, 0.45, Evidence("builds_engine"))
 
 

@@ -43,7 +43,8 @@ _RAM = (
 _IS_FREE = r" (?:is |was |usage )?(?:not|isn't|wasn't|low|fine|free)\b"  # said behind its name
 _TOLD_HOST = (
     r"\b(?:computer|pc|laptop|machine|system)'?s? memory (?:is|was|gets|has been) (?:completely|fully|entirely|all)"
-    r" (?:used|full)|"
+    r" (?:used|full)|\b(?:computer|pc|laptop) (?:takes|uses|eats|fills) (?:up )?(?:the |its )?(?:entire|whole|full)"
+    r" memory\b|"
     rf"\b{_RAM}\b(?:(?!\b(?:not|if|gpu|cuda)\b)[^.\n]){{0,30}}?\b{_SPENT}\b|\b{_SPENT}\b(?:(?!\b(?:gpu"
     rf"|cuda)\b)[^.\n])"
     rf"{{0,16}}?\b{_RAM}\b(?!{_IS_FREE})|\b(?:process"

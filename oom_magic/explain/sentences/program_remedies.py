@@ -144,6 +144,7 @@ PROGRAM_REMEDIES: Sentences = {
     "remedy_restart_after_loads": (
         "If it fails after several models were loaded: restart the server; a newer version may not have this fault."
     ),
+    "remedy_fewer_jobs": "Compile fewer files at once (MAX_JOBS, -j of make and ninja), or where more RAM is free.",
     "remedy_build_in_parts": (
         "Build on a machine with more RAM, or if the ranks are built at once: one after the other."
     ),

@@ -55,8 +55,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:second|minute|hour|step|iteration|batch|epoch|request|image|frame)\b",
         r"\b(?:each|every) (?:\w+ ){1,3}(?:would |will )?(?:uses?|takes?|allocates?) (?:up )?"
         r"(?:new|more|additional|extra) (?:gpu )?memory\b",
-        r"leak(?:s|ing)? (?:of )?(?:gpu )?memory", r"accumulates? memory", r"keep increasing until",
-        r"always growing",
+        r"leak(?:s|ing)? (?:of )?(?:gpu )?memory", r"accumulates? memory", r"keep increasing until"
+        r"|(?:memory|vram|ram)(?: usage)? (?:\w+ ){0,2}higher and higher", r"always growing",
         r"\bthe (?:more|longer)\b[^.\n]{0,60}\bthe (?:larger|more|higher|bigger)\b[^.\n]{0,16}\bmemory",
         r"(?:显存|内存)(?:占用|使用)?[率量]?(?:会|在)?(?:一直|不断|持续|逐渐|越来越|慢慢|逐步)(?:地|的|在)?(?:增加|增长|上[升涨]|升高|涨|变大|多|增大)",
         r"(?:显存|内存)[^\n，。]{0,6}泄[漏露]",

@@ -96,6 +96,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "physx_buffers": ("physx_smaller",),
     "addresses_reserved": ("restart_after_loads",),
     "builds_engine": ("build_in_parts",),
+    "compiles": ("fewer_jobs",),
     "smaller_share_helps": ("smaller_share",),
     "boxes_vary": ("fewer_boxes", "smaller_input"),
     "scores_of_picture": ("smaller_image",),

@@ -38,6 +38,7 @@ _SEES_CHANGE = {
     "checkpoint_to_gpu", "ranks_load_to_one", "one_device_holds_more", "one_device_gathers", "parallel_slots",
     "above_block_limit", "limit_binds", "mps_watermark", "driver_buffer_limit", "told_runs_without", "told_split",
     "smaller_share_helps", "told_unpinned", "data_on_device", "paddle_share", "optimizer_set_up", "marian_workspace",
+    "compiles",
 }  # fmt: skip
 _SURE = (Confidence.CERTAIN, Confidence.LIKELY)
 
