@@ -160,3 +160,48 @@ def test_what_a_private_pool_keeps_is_counted_beside_tensors():
         report = session.run(lambda: torch.cuda.empty_cache())
         cards = [(one.peak_allocated_bytes, one.peak_reserved_bytes) for one in report.cards]
         assert cards == [(MIB, 14 * MIB), (SMALL + 3 * MIB, 12 * MIB)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "side", "forward", "backward"),
+    [  # bytes above what was there, on PyTorch 2.13.0's CUDA build
+        ("nearest", 16, 131_072, 131_072),
+        ("nearest-exact", 16, 131_072, 131_072),
+        ("bilinear", 16, 131_072, 131_072),
+        ("nearest", 32, 655_360, 655_360),
+        ("bilinear", 32, 524_288, 655_360),
+    ],
+)
+def test_pictures_that_keep_their_size_are_copied_however_they_lie(mode: str, side: int, forward: int, backward: int):
+    """A decoder that brings all of its features to the finest one's size: a copy of each was counted, too."""
+    found = []
+
+    def program() -> None:
+        inputs = torch.zeros(2, 128, 16, 16, device="cuda", requires_grad=True)[:, :64]
+        gradient = torch.zeros(2, 128, side, side, device="cuda")[:, :64]
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        output = torch.nn.functional.interpolate(inputs, size=(side, side), mode=mode)
+        found.append(torch.cuda.max_memory_allocated() - before)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        torch.autograd.grad(output, inputs, gradient)
+        found.append(torch.cuda.max_memory_allocated() - before)
+
+    DrySession(has_bar=False).run(program)
+    assert found == [forward, backward]
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("nearest", 24_576), ("nearest-exact", 24_576), ("linear", 16_384)])
+def test_signals_that_lie_apart_are_copied_by_the_nearest(mode: str, expected: int):
+    found = []
+
+    def program() -> None:
+        inputs = torch.zeros(2, 128, 16, device="cuda")[:, :64]
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        torch.nn.functional.interpolate(inputs, size=32, mode=mode)
+        found.append(torch.cuda.max_memory_allocated() - before)
+
+    DrySession(has_bar=False).run(program)
+    assert found == [expected]

@@ -244,6 +244,13 @@ def _gradient_in_order(call: Call) -> None:
             call.take_like(tensor)
 
 
+def _resampled(call: Call) -> None:
+    """UpSampleNearest2d.cu, UpSampleBilinear2d.cu: what keeps its size is copied to the output, however it lies."""
+    make_outputs(call)
+    if call.outputs[0].shape != call.args[0].shape and not is_readable(call.args[0]):
+        call.take_like(call.args[0])
+
+
 def _pooled_gradient(call: Call) -> None:
     """aten/src/ATen/native/cuda/AdaptiveAveragePooling.cu: of channels last, any gradient is read."""
     call.output(0)
@@ -267,12 +274,15 @@ _IN_ORDER = (
 _GRADIENT_IN_ORDER = ("adaptive_max_pool2d_backward", "upsample_trilinear3d_backward")
 _FIRST_AFTER_OUTPUT = (
     "max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d",
-    "upsample_nearest2d", "_upsample_nearest_exact2d", "nll_loss_backward", "nll_loss2d_backward",
+    "upsample_nearest1d", "_upsample_nearest_exact1d", "nll_loss_backward", "nll_loss2d_backward",
     "max_pool3d_with_indices_backward", "_adaptive_avg_pool3d_backward",
     "adaptive_max_pool3d_backward", "fractional_max_pool3d_backward", "upsample_nearest1d_backward",
-    "upsample_nearest2d_backward", "_upsample_nearest_exact1d_backward", "_upsample_nearest_exact2d_backward",
-    "upsample_linear1d_backward", "upsample_bilinear2d_backward", "reflection_pad1d_backward",
+    "_upsample_nearest_exact1d_backward", "upsample_linear1d_backward", "reflection_pad1d_backward",
     "reflection_pad2d_backward",
+)  # fmt: skip
+_RESAMPLED = (
+    "upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_nearest2d_backward",
+    "_upsample_nearest_exact2d_backward", "upsample_bilinear2d_backward",
 )  # fmt: skip
 _BOTH_AFTER_OUTPUT = ("max_pool2d_with_indices_backward", "avg_pool2d_backward")
 _FIRST_CONTIGUOUS = (
@@ -290,6 +300,7 @@ def _rules(names: tuple[str, ...], make: Callable[[], Rule]) -> dict[OpOverload,
 
 RULES: dict[OpOverload, Rule] = {
     **_rules(_FIRST_AFTER_OUTPUT, lambda: copied(0)),
+    **_rules(_RESAMPLED, lambda: _resampled),
     **_rules(_BOTH_AFTER_OUTPUT, lambda: copied(0, 1)),
     **_rules(_FIRST_BEFORE_OUTPUT, lambda: contiguous(before=(0,))),
     **_rules(_IN_ORDER, lambda: _in_order),
