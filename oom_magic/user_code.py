@@ -1,4 +1,5 @@
-"""Which code is the user's, which is a library's or this package's; the names and lines of files and cells."""
+"""Which code is the user's, which is a library's or this package's; the names and lines of files and cells, and the
+names that code binds and reads."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, TypeGuard
 
 # Frames between the user's code and an operator: wrappers of calls under a dispatch mode, and what runs a cell.
 _AROUND_CALLS = re.compile(
@@ -80,6 +81,38 @@ def cell_name(file: str) -> str:
 def source_text(file: str, line: int, module_globals: dict[str, Any] | None = None) -> str:
     """The text of a line, stripped; empty where it cannot be read."""
     return linecache.getline(file, line, module_globals).strip()
+
+
+def is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
+    """Whether a name is bound there."""
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+
+
+def names_in(tree: ast.AST) -> list[str]:
+    """All names, each once, what is outside first."""
+    return list(dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)))
+
+
+def bound_in(tree: ast.AST) -> set[str]:
+    """The names that code binds."""
+    return {node.id for node in ast.walk(tree) if is_stored(node)}
+
+
+def read_in(tree: ast.AST) -> set[str]:
+    """The names that code reads."""
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not is_stored(node)}
+
+
+def read_before_bound(tree: ast.Module) -> set[str]:
+    """The names that code reads before a statement of it binds them."""
+    read, bound = set[str](), set[str]()
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    for statement in sorted(statements, key=lambda one: one.lineno):
+        parts = (part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt))
+        names = [node for part in parts for node in ast.walk(part) if isinstance(node, ast.Name)]
+        read |= {one.id for one in names if isinstance(one.ctx, ast.Load)} - bound
+        bound |= {one.id for one in names if isinstance(one.ctx, ast.Store)}
+    return read
 
 
 @lru_cache(maxsize=4)

@@ -16,7 +16,7 @@ from oom_magic.explain.live.refinement import (
     without_fragmentation,
     without_held,
 )
-from oom_magic.explain.remedies.code import RELEASE, in_the_cell, is_placed, read_before_bound
+from oom_magic.explain.remedies.code import RELEASE, in_the_cell, is_placed
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.from_text.choice import AGAINST
 from oom_magic.explain.remedies.from_text.kind_of_run import style_of
@@ -24,6 +24,7 @@ from oom_magic.explain.remedies.from_text.naming import unpriced_remedies
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Rehearsal, SetupRehearsal
 from oom_magic.explain.remedies.remedy import NOT_YET, AsItIs, Remedy, Situation, ranked
 from oom_magic.inputs import parse_bytes
+from oom_magic.user_code import read_before_bound
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis

@@ -20,6 +20,7 @@ from typing import Any
 
 from oom_magic.predict.session import DrySession
 from oom_magic.predict.silence import silenced
+from oom_magic.user_code import names_in
 from tests.gpu import closed_loop
 from tests.gpu.notebooks.failing_notebooks import NOTEBOOKS
 from tests.gpu.notebooks.notebook_cases import CARD_MIB, Notebook
@@ -63,7 +64,7 @@ def pasted(cells: list[str], code: str) -> list[str]:
             added.append(statement)
     work = trees[-1].body
     for statement in added:
-        used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)} - _own(statement)
+        used = set(names_in(statement)) - _own(statement)
         at = max((at + 1 for at, one in enumerate(work) if used & _made(one)), default=0)
         work.insert(at, statement)
     return [ast.unparse(ast.fix_missing_locations(tree)) for tree in trees]

@@ -13,7 +13,8 @@ from typing import Any
 
 from oom_magic.explain.live.called import NOTHING, object_of
 from oom_magic.explain.live.later_backward import Path, is_backward, path_to
-from oom_magic.explain.remedies.own_code.loops import copied, is_stored
+from oom_magic.explain.remedies.own_code.loops import copied
+from oom_magic.user_code import bound_in, names_in, read_in
 
 _Places = list[tuple[list[ast.stmt], ast.stmt]]  # statements, each with the block that it is in
 _AS_LONG = ("enumerate", "tqdm", "list", "tuple", "sorted", "reversed")  # as their first argument
@@ -115,8 +116,8 @@ class _Rewriting:
             for name, inside, statement, added in _adding(loop.body)
             if _begins_with_nothing(name, before)
         }
-        read = {node.id for node in ast.walk(loop) if isinstance(node, ast.Name) and not is_stored(node)}
-        bound = {node.id for node in ast.walk(loop) if is_stored(node)}
+        read = read_in(loop)
+        bound = bound_in(loop)
         spare = next(name for name in ("loss", "part", "loss_of_turn") if name not in read - bound)
         # A turn's share of each name behind the loop; of a list that of its sum, its mean needs the number of turns.
         self._lists: dict[str, ast.expr] = {}
@@ -144,7 +145,7 @@ class _Rewriting:
 
     def rewrite(self, backward: tuple[list[ast.stmt], ast.stmt]) -> list[ast.stmt]:
         """Change the tree. Returns what has to stand before the loop: gradients are cleared before the first turn."""
-        used = {node.id for node in ast.walk(self.turn) if isinstance(node, ast.Name)}
+        used = set(names_in(self.turn))
         adding = [(self._values[name], one) for name, one in self._adding.items() if self._values[name] in used]
         for number, (value, (block, statement, added)) in enumerate(adding, 1):
             at = block.index(statement)
@@ -171,7 +172,7 @@ class _Rewriting:
         if share is not None:
             self._shares[bound] = share
         elif self._is_derived(statement):
-            stored = {node.id for node in ast.walk(statement) if is_stored(node)}
+            stored = bound_in(statement)
             self._opaque |= stored
             self._shares = {one: made for one, made in self._shares.items() if one not in stored}
 

@@ -30,8 +30,7 @@ from oom_magic.explain.live.later_backward import (
     path_to,
 )
 from oom_magic.explain.live.read_back import is_read_as_tensors, moved_back
-from oom_magic.explain.remedies.own_code.loops import is_stored
-from oom_magic.user_code import is_users_file
+from oom_magic.user_code import is_stored, is_users_file, names_in
 
 if TYPE_CHECKING:
     from oom_magic.explain.messages.failure import Failure
@@ -337,8 +336,8 @@ def _joined_names(statement: ast.stmt) -> Iterator[str]:
     given = {node.id for call in calls for one in call.args for node in ast.walk(one) if isinstance(node, ast.Name)}
     yield from given
     for part in (node for node in ast.walk(statement) if isinstance(node, ast.comprehension)):
-        if not given.isdisjoint(node.id for node in ast.walk(part.target) if isinstance(node, ast.Name)):
-            yield from (node.id for node in ast.walk(part.iter) if isinstance(node, ast.Name))
+        if not given.isdisjoint(names_in(part.target)):
+            yield from names_in(part.iter)
 
 
 def _is_library(code: CodeType) -> bool:

@@ -12,8 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from oom_magic.explain.live.called import parsed
-from oom_magic.explain.remedies.own_code.loops import is_stored
-from oom_magic.user_code import is_users_file
+from oom_magic.user_code import is_stored, is_users_file
 
 MODULE_CALL = "_call_impl"  # of torch/nn/modules/module.py
 _BODIES = ("body", "orelse", "finalbody", "handlers")

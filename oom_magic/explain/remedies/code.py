@@ -383,23 +383,6 @@ def rebinds_model(key: str) -> bool:
     return "\n{model} = " in f"\n{_PLAIN.get(key, '')}"
 
 
-def bound_in(tree: ast.AST) -> set[str]:
-    """The names that code binds."""
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-
-
-def read_before_bound(tree: ast.Module) -> set[str]:
-    """The names that code reads before a statement of it binds them."""
-    read, bound = set[str](), set[str]()
-    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
-    for statement in sorted(statements, key=lambda one: one.lineno):
-        parts = (part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt))
-        names = [node for part in parts for node in ast.walk(part) if isinstance(node, ast.Name)]
-        read |= {one.id for one in names if isinstance(one.ctx, ast.Load)} - bound
-        bound |= {one.id for one in names if isinstance(one.ctx, ast.Store)}
-    return read
-
-
 def in_a_notebook(code: str) -> str:
     """The lines of a shell's code that are commented out as those of a notebook, as Python with their heading."""
     lines = [line.removeprefix("#   ") for line in code.splitlines()]

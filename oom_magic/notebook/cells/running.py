@@ -20,7 +20,7 @@ from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, Intera
 from oom_magic.interrupts import Interrupts
 from oom_magic.language import ngettext
 from oom_magic.one_line_errors import Interrupted, OneLineErrors, ShownAsOneLine
-from oom_magic.user_code import compiled_cell, is_machinery, is_users_file
+from oom_magic.user_code import bound_in, compiled_cell, is_machinery, is_users_file
 
 
 class Watch(Protocol):
@@ -244,7 +244,7 @@ def _compiled(shell: InteractiveShell, text: str, lines_above: int) -> CompiledC
 
 
 def _assigned(tree: ast.Module, statements: CodeType | None) -> frozenset[str]:
-    stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    stored = bound_in(tree)
     return frozenset() if statements is None else frozenset(stored.intersection(statements.co_names))
 
 

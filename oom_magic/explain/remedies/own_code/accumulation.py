@@ -15,11 +15,11 @@ from oom_magic.explain.remedies.own_code.loops import (
     backwards,
     called_alone,
     is_module,
-    is_stored,
     is_update,
     outermost,
     training_loops,
 )
+from oom_magic.user_code import bound_in, is_stored
 
 _WRAPPING = ("enumerate", "tqdm")  # which go over what they are given
 ACCUMULATED_BATCHES = "accumulate_grad_batches"  # of Lightning's trainer
@@ -291,7 +291,7 @@ def _reading_updates(body: list[ast.stmt], updates: list[ast.stmt]) -> list[ast.
     found: list[ast.stmt] = []
     for one in body:
         if one in updates or kept.intersection(_texts(one)):
-            kept |= {node.id for node in ast.walk(one) if is_stored(node)}
+            kept |= bound_in(one)
             found += [] if one in updates else [one]
     others = (one for one in body if one not in updates and one not in found)
     is_read_before = any(kept.intersection(_texts(one)) for one in others)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from oom_magic.explain.remedies.code import read_before_bound
 from oom_magic.explain.remedies.own_code.loops import is_module
+from oom_magic.user_code import read_before_bound
 
 _WIDE = {"float64": "float32", "double": "float"}
 

@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import Any, TypeGuard, TypeVar
 
 from oom_magic.explain.live.called import called_in, object_of
-from oom_magic.user_code import is_users_file
+from oom_magic.user_code import bound_in, is_stored, is_users_file, names_in
 
 Code = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 Block = ast.For | ast.While | ast.FunctionDef
@@ -380,7 +380,7 @@ def _given_by(calls: list[ast.Call], definition: ast.FunctionDef, trained: Colle
     arguments = [one.arg for one in definition.args.args]
     given = [pair for call in calls for pair in zip(arguments, call.args, strict=False)]
     given += [(one.arg or "", one.value) for call in calls for one in call.keywords]
-    reads = {name: {node.id for node in ast.walk(value) if isinstance(node, ast.Name)} for name, value in given}
+    reads = {name: set(names_in(value)) for name, value in given}
     are_told = not any(isinstance(one, ast.Starred) for call in calls for one in call.args) and "" not in reads
     return {name for name, used in reads.items() if used & set(trained)} if are_told else set(arguments)
 
@@ -449,8 +449,8 @@ def is_update(statement: ast.stmt, made: Collection[str] = ()) -> bool:
     if isinstance(statement, ast.If) and not statement.orelse:
         return all(is_update(one, made) for one in statement.body)
     if _averages(statement):
-        own = {node.id for node in ast.walk(statement) if is_stored(node)}
-        return (set(made) - own).isdisjoint(node.id for node in ast.walk(statement) if isinstance(node, ast.Name))
+        own = bound_in(statement)
+        return (set(made) - own).isdisjoint(names_in(statement))
     if called_alone(statement) == "update":
         given = [node for one in statement.value.args for node in ast.walk(one)]  # type: ignore[attr-defined]
         return not any(
@@ -474,11 +474,6 @@ def _changes_in_place(statement: ast.stmt) -> bool:
     """``average.lerp_(weight, 0.1)``, or an assignment to ``average.data``."""
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     return called_alone(statement).endswith("_") or any(getattr(one, "attr", "") == "data" for one in targets)
-
-
-def is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
-    """Whether a name is bound there."""
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 def called_alone(statement: ast.AST) -> str:

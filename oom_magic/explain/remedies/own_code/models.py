@@ -12,7 +12,7 @@ from typing import Any
 
 from oom_magic.explain.remedies.own_code.checkpointing import checkpointing
 from oom_magic.explain.remedies.own_code.loops import is_module
-from oom_magic.user_code import is_users_file
+from oom_magic.user_code import is_users_file, names_in
 
 _LOADS = ("from_pretrained", "from_config")
 _WRAPPERS = ("DistributedDataParallel", "DataParallel")
@@ -26,7 +26,7 @@ def own_names(tree: ast.Module, names: Mapping[str, Any]) -> Mapping[str, str]:
     Of ``names``, those that the cell sees, the one model that is no part of another tells ``inner``, what a wrapper for
     several GPUs has inside, and the ``layers`` that it repeats; all of them tell how their parts are ``recomputed``.
     """
-    used = dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+    used = names_in(tree)
     found = {name: one for each in used for name, one in held_by(each, names.get(each), is_module)}
     called = {id(found[name]): name for name in sorted(found, key=lambda one: "." not in one)}  # by a name of its own
     models = {name: found[name] for name in found if name in called.values()}

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from oom_magic.explain.live.called import object_of
-from oom_magic.explain.remedies.code import RUN_ONCE, bound_in, placed_after
+from oom_magic.explain.remedies.code import RUN_ONCE, placed_after
 from oom_magic.explain.remedies.own_code.loops import IMPORTS, OPTIMIZERS, is_optimizer_class
 from oom_magic.explain.remedies.own_code.models import held_by
+from oom_magic.user_code import bound_in, names_in
 
 
 def with_optimizer_exchanged(tree: ast.Module, names: Mapping[str, Any], key: str, model: str) -> str:
@@ -48,7 +49,7 @@ def _first_binding(tree: ast.Module, name: str) -> int:
 
 def _optimizer_of(tree: ast.Module, names: Mapping[str, Any]) -> tuple[str, Any]:
     """The one optimizer that the names of a cell lead to, with its path; ("", None) where it is not one."""
-    used = dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+    used = names_in(tree)
     found = {path: one for name in used for path, one in held_by(name, names.get(name), _is_optimizer)}
     if len({id(one) for one in found.values()}) != 1:
         return "", None

@@ -10,8 +10,9 @@ from typing import Any
 
 from oom_magic.explain.live.called import called_in
 from oom_magic.explain.live.later_backward import is_backward, walks_back_unmade
-from oom_magic.explain.remedies.own_code.loops import is_module, is_stored, own_arguments, own_inline_arguments
+from oom_magic.explain.remedies.own_code.loops import is_module, own_arguments, own_inline_arguments
 from oom_magic.predict.caught_failures import goes_on
+from oom_magic.user_code import bound_in, is_stored, names_in, read_in
 
 _MAGIC = "run_cell_magic"  # of IPython, in a cell's text as it was executed
 _LOSS = re.compile(r"loss|(?<![a-z])nll", re.IGNORECASE)
@@ -49,9 +50,9 @@ def arguments_of_earlier_cells(tree: ast.Module, names: Mapping[str, Any], code:
     """The ``TrainingArguments(...)`` of an earlier cell, with what ``code`` sets, and the statement that made the
     trainer of this cell with them; "" where there are none."""
     cells = earlier_cells(names)
-    read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not is_stored(node)}
+    read = read_in(tree)
     statements = [one for cell in cells for one in reversed(cell.body) if isinstance(one, ast.Assign)]
-    for makes in [one for one in statements if _bound_by(one) & read]:
+    for makes in [one for one in statements if bound_in(one) & read]:
         inline = own_inline_arguments(makes, code)
         if inline:
             return inline
@@ -63,7 +64,7 @@ def arguments_of_earlier_cells(tree: ast.Module, names: Mapping[str, Any], code:
 
 
 def _assigned_name(code: str) -> str:
-    return next((name for one in ast.parse(code).body if isinstance(one, ast.Assign) for name in _bound_by(one)), "")
+    return next((name for one in ast.parse(code).body if isinstance(one, ast.Assign) for name in bound_in(one)), "")
 
 
 def _is_given(statement: ast.Assign, name: str) -> bool:
@@ -152,12 +153,8 @@ def _results(tree: ast.Module) -> Sequence[str]:
             if isinstance(node, ast.Name) and not is_stored(node):
                 found.pop(node.id, None)
         if not isinstance(statement, _DEFINING):
-            found |= dict.fromkeys(_bound_by(statement))
+            found |= dict.fromkeys(bound_in(statement))
     return list(found)
-
-
-def _bound_by(statement: ast.stmt) -> set[str]:
-    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and is_stored(node)}
 
 
 def _trains(cell: ast.Module) -> bool:
@@ -167,6 +164,6 @@ def _trains(cell: ast.Module) -> bool:
 
 def _has_training_model(tree: ast.Module, names: Mapping[str, Any]) -> bool:
     """Whether a model that the cell names is in training mode and has weights to train."""
-    read = dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+    read = names_in(tree)
     models: list[Any] = [names[name] for name in read if is_module(names.get(name))]
     return any(one.training and any(part.requires_grad for part in one.parameters()) for one in models)

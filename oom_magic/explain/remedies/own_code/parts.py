@@ -9,16 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from oom_magic.explain.live.called import called_in, object_of
-from oom_magic.explain.remedies.code import read_before_bound
 from oom_magic.explain.remedies.own_code.accumulation import divide
-from oom_magic.explain.remedies.own_code.loops import (
-    Code,
-    backwards,
-    copied,
-    is_module,
-    is_stored,
-    is_update,
-)
+from oom_magic.explain.remedies.own_code.loops import Code, backwards, copied, is_module, is_update
+from oom_magic.user_code import is_stored, names_in, read_before_bound
 
 
 def rows_read(tree: ast.Module, names: Mapping[str, Any], number: int) -> tuple[str, ...]:
@@ -140,7 +133,7 @@ def _loop(parts: Mapping[str, str], after: int, inside: list[ast.stmt]) -> ast.F
 
 def _loss(backward: ast.Expr, bound: Collection[str]) -> str | None:
     """The one name that a backward begins from, of those that the step binds."""
-    found = {node.id for node in ast.walk(backward) if isinstance(node, ast.Name)} & set(bound)
+    found = set(names_in(backward)) & set(bound)
     return found.pop() if len(found) == 1 else None
 
 

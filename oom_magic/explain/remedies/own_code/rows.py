@@ -12,8 +12,8 @@ from types import FunctionType
 from typing import Any
 
 from oom_magic.explain.live.called import NOTHING, called_in, object_of
-from oom_magic.explain.remedies.code import read_before_bound
-from oom_magic.explain.remedies.own_code.loops import copied, is_module, is_stored
+from oom_magic.explain.remedies.own_code.loops import copied, is_module
+from oom_magic.user_code import bound_in, is_stored, names_in, read_before_bound
 
 # Methods of models that compute rows by themselves, as calling the model does.
 _OF_ROWS = re.compile(r"^(generate|encode|forward|embed|predict|sample|decode|infer|transform)|_features$|^__call__$")
@@ -310,7 +310,7 @@ def _derived(code: ast.AST, first: Collection[str]) -> set[str]:
         before = len(derived)
         for target, value in bindings:
             if not _names(value).isdisjoint(derived):
-                derived |= {node.id for node in ast.walk(target) if is_stored(node)}
+                derived |= bound_in(target)
     return derived
 
 
@@ -348,7 +348,7 @@ def _meets(node: ast.AST, derived: Collection[str]) -> bool:
 
 
 def _names(tree: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return set(names_in(tree))
 
 
 def _keeps_rows(node: ast.AST) -> bool:

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.live.called import called_in, methods_given
 from oom_magic.explain.live.mending import mended
-from oom_magic.explain.remedies.code import (
-    IN_A_LOOP,
-    bound_in,
-    code_for,
-    is_placed,
-    lacks_names,
-    placed_after,
-    rebinds_model,
-)
+from oom_magic.explain.remedies.code import IN_A_LOOP, code_for, is_placed, lacks_names, placed_after, rebinds_model
 from oom_magic.explain.remedies.own_code.accumulation import (
     ACCUMULATED_BATCHES,
     TRAINER_LIMITS,
@@ -50,7 +42,7 @@ from oom_magic.explain.remedies.own_code.loops import (
 from oom_magic.explain.remedies.own_code.optimizers import optimizer_of_adapters, with_optimizer_exchanged
 from oom_magic.explain.remedies.own_code.parts import given_rows, in_parts, with_edges_drawn
 from oom_magic.explain.remedies.own_code.placement import layers_moved, own_placement, with_gradient_sync_set
-from oom_magic.user_code import is_cell
+from oom_magic.user_code import bound_in, is_cell
 
 if TYPE_CHECKING:
     from oom_magic.explain.live.growth import Growth

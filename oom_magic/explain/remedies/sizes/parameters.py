@@ -18,7 +18,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from oom_magic.explain.live.called import called_in, object_of
-from oom_magic.explain.remedies.own_code.loops import is_stored
 from oom_magic.explain.remedies.own_code.parts import first_rows, rows_read
 from oom_magic.explain.remedies.own_code.rows import computed_in_parts, in_rows, model_calls
 from oom_magic.explain.remedies.sizes.overrides import (
@@ -36,7 +35,7 @@ from oom_magic.explain.remedies.sizes.overrides import (
     override_word,
     set_for_a_while,
 )
-from oom_magic.user_code import is_cell, is_users_file
+from oom_magic.user_code import bound_in, is_cell, is_users_file
 
 _BATCH = re.compile(r"batch|(^|_)bs($|_)|^B$", re.IGNORECASE)
 _LENGTH = re.compile(r"seq|len|block_size|context|n_ctx|^T$|^S$", re.IGNORECASE)
@@ -278,7 +277,7 @@ def _variables(
     tree: ast.Module, names: Mapping[str, Any], pattern: re.Pattern[str], value: int
 ) -> Iterator[SizeParameter]:
     """Variables that earlier cells set."""
-    assigned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    assigned = bound_in(tree)
     for name, current in names.items():
         if type(current) is int and current == value and name not in assigned and not name.startswith("_"):
             yield SizeParameter(name, bool(pattern.search(name)), override_item(name), name)
@@ -362,7 +361,7 @@ def _of_loader(label: str, holder: Any, pattern: re.Pattern[str], value: int) ->
 
 def _wholes(tree: ast.Module, names: Mapping[str, Any], value: int) -> Iterator[SizeParameter]:
     """Calls of models in the cell with all ``value`` rows of tensors at once, which may be called with parts."""
-    bound = {node.id for node in ast.walk(tree) if is_stored(node)}
+    bound = bound_in(tree)
     for holder, key, taken in model_calls(tree, names):
         if "torch" in names and in_rows(taken, names, bound, value, 1):
             in_parts = partial(in_rows, taken, names, bound, value)
