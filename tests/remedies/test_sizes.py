@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -293,3 +294,34 @@ def test_sizes_are_also_known_by_their_names_alone():
         "batch_size, epochs = 256, 3\nloader = DataLoader(data, batch_size=64)\nfor xb in rows.split(BS): pass"
     )
     assert sizes_called(tree, {"BS": 32, "epochs": 3}, "batch") == [256, 64, 32]
+
+
+@dataclass
+class Settings:
+    steps: int = 3
+    batch_size: int = 64
+
+
+class Fitter:
+    def __init__(self, settings, micro_batch=64):
+        self.settings, self.micro_batch = settings, micro_batch
+
+
+@pytest.mark.parametrize(
+    ("cell", "code"),
+    [
+        ("f = Fitter(Settings())", "f = Fitter(Settings(batch_size=8))"),
+        ("s = Settings(steps=5)", "s = Settings(steps=5, batch_size=8)"),
+        ("f = Fitter(None)", "f = Fitter(None, micro_batch=8)"),
+    ],
+)
+def test_defaults_of_the_users_classes_are_given_where_the_cell_makes_an_object(cell: str, code: str) -> None:
+    """What a dataclass has of its own as an attribute, its objects do not read."""
+    names = {"Settings": Settings, "Fitter": Fitter}
+    tree = ast.parse(cell)
+    first, *_ = find_size_parameters(tree, names, "batch", 64)
+    assert not first.target
+    with first.override(tree, names, 8):
+        assert ast.unparse(tree) == code
+    assert ast.unparse(tree) == cell
+    assert not find_size_parameters(ast.parse("pass"), {"Settings": Settings}, "batch", 64)

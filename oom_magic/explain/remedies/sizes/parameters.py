@@ -286,8 +286,9 @@ def _variables(
 def _defaults(
     tree: ast.Module, names: Mapping[str, Any], pattern: re.Pattern[str], value: int
 ) -> Iterator[SizeParameter]:
-    """Default arguments of the user's functions, overridden in the cell's calls by name."""
-    for name, function in names.items():
+    """Default arguments of the user's functions and classes, overridden in the cell's calls by name."""
+    for name, made in names.items():
+        function = made.__init__ if inspect.isclass(made) and _is_users(made) else made
         if not inspect.isfunction(function) or not function.__defaults__:
             continue
         parameters = [p.name for p in inspect.signature(function).parameters.values() if p.default is not p.empty]
@@ -295,7 +296,8 @@ def _defaults(
             if type(default) is int and default == value and pattern.search(parameter):
                 calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and ast.unparse(one.func) == name]
                 override = override_in_calls(calls, parameter) if calls else override_default(function, position)
-                yield SizeParameter(parameter, True, override)
+                if calls or function is made:  # objects of earlier cells have their own
+                    yield SizeParameter(parameter, True, override)
 
 
 def _given(tree: ast.Module, names: Mapping[str, Any], pattern: re.Pattern[str], value: int) -> Iterator[SizeParameter]:
@@ -342,10 +344,15 @@ def _of_class(label: str, holder: Any, pattern: re.Pattern[str], value: int) -> 
     """Settings that a class of the user's has, or that of an object: ``class CFG: batch_size = 8``."""
     own = () if inspect.isclass(holder) else getattr(holder, "__dict__", ())
     for kind in (holder if inspect.isclass(holder) else type(holder)).__mro__:
-        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-        for key, one in list(vars(kind).items()) if file is None or is_users_file(file) else ():
-            if type(one) is int and one == value and pattern.search(key) and key not in own:
+        given = getattr(kind, "__dataclass_fields__", ())  # each object of it has its own
+        for key, one in list(vars(kind).items()) if _is_users(kind) else ():
+            if type(one) is int and one == value and pattern.search(key) and key not in own and key not in given:
                 yield SizeParameter(f"{label}.{key}", True, partial(set_for_a_while, kind, key), f"{label}.{key}")
+
+
+def _is_users(kind: type) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is None or is_users_file(file)
 
 
 def _is_loader(value: Any) -> bool:
