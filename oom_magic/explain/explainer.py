@@ -75,7 +75,7 @@ _CAUSE_OF_TENSOR = {
     "attention_scores": Cause.ATTENTION_SCORES,
     "optimizer_state": Cause.OPTIMIZER_STATE,
 }
-_OTHERS = ("result", "concatenation", "embeddings")
+_OTHERS = ("result", "copy", "concatenation", "embeddings")
 _NAME_OF_TENSOR = {"attention_scores": "attention_scores", "logits_or_loss": "logits", "kv_cache": "kv_cache"}
 _PROGRAMS_WITH_FUSED_ATTENTION = ("vllm", "sglang", "tgi", "exllama")  # whose attention stores no scores
 _WEIGHT_PHASES = ("saving", "loading", "optimizer_step")
@@ -370,7 +370,7 @@ def _innermost_frame(clues: Clues) -> str:
 def _as_seen(clues: Clues, location: FailureLocation) -> Clues:
     """The clues without what words of the code say about the requested tensor, where frames show that it is another."""
     best = location.candidates[0] if location.candidates else None
-    if best is None or best.fit < 1 or not best.expression or best.name not in _OTHERS:
+    if best is None or best.fit < _DECISIVE_FIT or not best.expression or best.name not in _OTHERS:
         return clues
     return replace(clues, tensor=None, run=replace(clues.run, told=clues.run.told - {"scores_all"}))
 
