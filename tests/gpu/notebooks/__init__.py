@@ -11,6 +11,7 @@ from tests.gpu.notebooks import (
     longer_notebooks,
     recomputed_notebooks,
     seldom_notebooks,
+    settings_notebooks,
     summing_notebooks,
     unlike_notebooks,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "longer_notebooks",
     "recomputed_notebooks",
     "seldom_notebooks",
+    "settings_notebooks",
     "summing_notebooks",
     "unlike_notebooks",
 ]

@@ -154,7 +154,7 @@ NOTEBOOKS["batches of a stream"] = too_large_a_batch(
     (
         HEAD
         + """
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import BertConfig, BertForMaskedLM
 class Stream(IterableDataset):
     def __init__(self, vocab, seq_len, batch_size):
