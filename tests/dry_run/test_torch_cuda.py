@@ -233,6 +233,16 @@ def test_what_only_a_cuda_build_has_works(claim: Callable[[], None]) -> None:
     assert [report.peak_allocated_bytes, report.peak_reserved_bytes] == TRUTH[claim.__name__]
 
 
+def test_a_module_goes_to_where_a_tensor_is() -> None:
+    def move() -> None:
+        for size in (4, 1024):  # real, and too large to be real
+            there, here = torch.zeros(size, size, device="cuda"), torch.zeros(size, size)
+            assert torch.nn.Linear(4, 4).to(there).weight.is_cuda and torch.nn.Linear(size, size).to(there).bias.is_cuda
+            assert torch.nn.Linear(4, 4).to(here).weight.device.type == "cpu"
+
+    om.dry_run(move)
+
+
 @pytest.mark.skipif(torch.version.cuda is not None, reason="streams of a CUDA build are made with a card only")
 def test_streams_and_events_from_before_the_run_are_used_as_its_own() -> None:
     stream, event, other = map(object.__new__, (torch.cuda.streams.Stream, *[torch.cuda.streams.Event] * 2))
