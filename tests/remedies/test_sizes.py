@@ -72,11 +72,12 @@ def test_a_number_in_a_function_of_another_cell_is_set_where_the_cell_defines_it
     assert ast.unparse(tree) == "epoch(net)"
 
 
-def test_a_loader_that_an_object_made_is_found():
+@pytest.mark.parametrize("beside", ["", "for i in range(0, 4096, mb):\n    net(rows[i:i + mb])\n"])
+def test_a_loader_that_an_object_made_is_found(beside):
     """A trainer of the user's makes it with the batch size of then, which it also keeps: that sets nothing any more."""
     loader = torch.utils.data.DataLoader(torch.zeros(64, 4), batch_size=8)
     names = {"trainer": SimpleNamespace(batch_size=8, loaders={"train": loader})}
-    found = find_size_parameters(ast.parse("trainer.fit()"), names, "batch", 8)
+    found = find_size_parameters(ast.parse(f"{beside}trainer.fit()"), names, "batch", 8)
     targets = ["trainer.batch_size", "trainer.loaders['train'].batch_sampler.batch_size"]
     assert sorted(one.target for one in found) == targets
     with found[[one.target for one in found].index(targets[1])].override(ast.parse(""), names, 2):

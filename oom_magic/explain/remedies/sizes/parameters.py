@@ -360,7 +360,7 @@ def _is_loader(value: Any) -> bool:
 
 
 def _of_loader(label: str, holder: Any, pattern: re.Pattern[str], value: int) -> Iterator[SizeParameter]:
-    sampler = getattr(holder, "batch_sampler", None) if pattern is _BATCH and _is_loader(holder) else None
+    sampler = getattr(holder, "batch_sampler", None) if pattern.search("batch_size") and _is_loader(holder) else None
     if getattr(sampler, "batch_size", None) == value:
         target = f"{label}.batch_sampler.batch_size"  # a loader's own batch_size cannot be set
         yield SizeParameter("batch_size", True, override_item("batch_size", vars(sampler)), target)
