@@ -122,6 +122,8 @@ def _advised(diagnosis: Diagnosis, rehearsal: Rehearsal, situation: Situation) -
         yield replace(diagnosis, remedies=unpriced_remedies(diagnosis, error.reason))
         return
     diagnosis = _rehearsed(diagnosis, evaluator, situation)
+    if rehearsal.is_step and not rehearsal.is_evaluation and situation.phase != "evaluation":
+        diagnosis = replace(diagnosis, told=diagnosis.told | {"trains_in_rehearsal"})
     growth = diagnosis.growth
     if growth is not None and not growth.fixed and diagnosis.cause is Cause.LEAK_OR_RETAINED_REFERENCE:
         yield replace(diagnosis, remedies=unpriced_remedies(diagnosis, _NOT_REWRITTEN))  # others only delay it

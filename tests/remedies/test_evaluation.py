@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from oom_magic.explain.advice import advise, before_evaluation
-from oom_magic.explain.evidence.causes import Evidence
+from oom_magic.explain.evidence.causes import Cause, Evidence
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.live.growth import Growth
 from oom_magic.explain.remedies import rehearsal
@@ -482,6 +482,20 @@ def test_while_rehearsals_go_on_nobody_reads_that_no_change_fits():
     headlines = [best_remedy(one.remedies, one.as_is, "en") for one in (known, *priced)]
     assert headlines[0] == "" and any(one.startswith("nothing that was rehearsed so far") for one in headlines)
     assert priced[-1].remedies[0].fits and not any("no single change" in one for one in headlines)
+
+
+@pytest.mark.parametrize(
+    ("trains", "words"), [(True, "The activations of a step"), (False, "The working memory of one pass")]
+)
+def test_a_run_whose_rehearsal_trained_is_told_as_a_step_though_its_batch_is_not_to_be_made_smaller(trains, words):
+    class OfWholeGraph(Run):
+        is_step, is_evaluation = trains, not trains
+
+    frames = 'Traceback (most recent call last):\n  File "gcn.py", line 9, in forward\n    x = self.lin(x[edges])\n'
+    message = "CUDA out of memory. Tried to allocate 16.00 MiB. GPU 0 has a total capacity of 11.76 GiB of which "
+    diagnosis = explain(f"{frames}torch.OutOfMemoryError: {message}6.37 MiB is free.")
+    *_, last = advise(replace(diagnosis, cause=Cause.ACTIVATIONS), OfWholeGraph(batch=1), GPU, memory=need(1))
+    assert words in str(last).replace("\n", " ")
 
 
 def test_changes_that_save_nothing_are_not_named_after_all(monkeypatch):

@@ -168,6 +168,8 @@ def _infers(diagnosis: Diagnosis) -> bool:
     """Whether nothing shows that a training ran."""
     if any(one.key == "smaller_batch" and one.needed_bytes is not None for one in diagnosis.remedies):
         return False  # its rehearsal trained
+    if "trains_in_rehearsal" in diagnosis.told:
+        return False
     if any(one.values.get("category_key") == "category_activation" for one in diagnosis.evidence):
         return False  # autograd kept it for a backward
     if "without_graph" in diagnosis.told and not diagnosis.setup_phrases:
