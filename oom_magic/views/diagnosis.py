@@ -20,7 +20,7 @@ from oom_magic.explain.messages.told import says_only_killed, says_only_trouble
 from oom_magic.explain.remedies.remedy import Remedy
 from oom_magic.explain.sentences.catalogue import SENTENCES, render_evidence, translate
 from oom_magic.explain.sentences.causes import cause_in_words, causes_in_brief
-from oom_magic.explain.sentences.first_step import RELEASING, has_more, is_checked_first, is_tried
+from oom_magic.explain.sentences.first_step import RELEASING, has_more, is_checked_first, is_tried, told_changes
 from oom_magic.language import Language
 from oom_magic.predict.setups.setup import in_words
 from oom_magic.views.blocks import Block, Code, Description, Details, Part, Parts, Sentence, Table, register
@@ -108,7 +108,8 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Description:
         "heading_if_so" if is_checked_first(diagnosis) else "heading_try" if is_tried(diagnosis) else "heading_changes"
     )
     unpriced = Unpriced(diagnosis.run, first, translate(heading, lang))
-    blocks += [*_budget(diagnosis), *remedies_details(diagnosis.remedies, lang, diagnosis.as_is, unpriced)]
+    told = told_changes(diagnosis)
+    blocks += [*_budget(diagnosis), *remedies_details(told, lang, diagnosis.as_is, unpriced)]
     blocks += [*_tensors(diagnosis), *_evidence(diagnosis), *_possible(diagnosis)]
     blocks += [*_numbers(diagnosis), *_story(diagnosis), *_holders(diagnosis), *_message(diagnosis)]
     return Description(_title(diagnosis), tuple(blocks))

@@ -6,8 +6,8 @@ import importlib.util
 
 import pytest
 
-from oom_magic.explain.evidence.causes import Cause, Confidence
-from oom_magic.explain.evidence.measured.contradicted import is_proven
+from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence
+from oom_magic.explain.evidence.measured.contradicted import is_proven, is_sure_of
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.remedies.from_text.telling import has_condition
 from tests.support.folders import DATA
@@ -30,6 +30,74 @@ def test_a_record_needs_more_than_two_answers():
     assert is_proven("find_tensor")  # 5 answers, none contradicted
     assert not is_proven("llama_context")  # 2
     assert not is_proven("never_told")
+
+
+def test_a_cause_is_likely_by_what_is_seen_or_by_words_for_ram_where_no_gpu_is_named():
+    words, line = [Evidence("told_killed"), Evidence("memory_grows")], Evidence("code_collects_tensors")
+    assert is_sure_of(Cause.HOST_RAM, words, names_gpu=False)
+    assert not is_sure_of(Cause.HOST_RAM, words, names_gpu=True)
+    assert not is_sure_of(Cause.LEAK_OR_RETAINED_REFERENCE, words, names_gpu=False)
+    assert is_sure_of(Cause.LEAK_OR_RETAINED_REFERENCE, [*words, line], names_gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        pytest.param(
+            "Each simulator on the GPU takes memory and is killed at the end. My RAM runs full after some hours, 24 GB GPU",
+            Cause.HOST_RAM, id="RAM beside a GPU",
+        ),
+        pytest.param(
+            "Qwen3-235B OOMs with sufficient VRAM when it is loaded: the full checkpoint is read by every GPU's process",
+            Cause.WEIGHTS_TOO_BIG, id="a size that is read off a name",
+        ),
+        pytest.param(
+            "My agents' GPU memory usage is steadily increasing. I suspect the reset servers are not being fully killed",
+            Cause.LEAK_OR_RETAINED_REFERENCE, id="what is not killed",
+        ),
+        pytest.param(
+            "Advice on 256GB Memory for training on 4 V100. I tried to use the whole data, half of it: all leads to OUT OF MEMORY",
+            Cause.HOST_RAM, id="more memory than a card has",
+        ),
+    ],
+)  # fmt: skip
+def test_words_make_a_cause_only_possible(text, cause):
+    diagnosis = explain(text, fast=True, lang="en")
+    assert diagnosis.cause is cause
+    assert diagnosis.confidence is Confidence.POSSIBLE
+
+
+def test_what_the_text_says_is_missing_is_told_plainly():
+    shown = _shown("The Inferer does not properly use torch.no_grad(), so that inference takes much more GPU memory")
+    assert "Evaluate under torch.no_grad()" in shown
+    assert "First find out" not in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "not_said"),
+    [
+        pytest.param("I upgraded to 32gb from 16b RAM. Now I get a VRAM OOM error on a 4070 12gb", "16 billion", id="16b RAM"),
+        pytest.param(
+            "CUDA out of memory. I tried to solve it with these, but none has worked so far: 1. Decreasing batch_size to 4 -> 2 -> 1"
+            " 2. Use torch.cuda.empty_cache() 3. Use gc.collect()", "It proposes", id="tried in vain is not proposed",
+        ),
+        pytest.param(
+            "CuArrays: out of GPU memory. It works if you uncomment the manual gc() line", ".cpu()", id="Julia has no .cpu()",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_no_size_and_no_proposal(text, not_said):
+    assert not_said not in _shown(text)
+
+
+def test_a_limitation_of_cuda_memory_is_a_device_that_is_full():
+    assert explain("a large protein: I am encountering a CUDA memory limitation error", fast=True).is_oom
+
+
+def test_behind_a_check_no_further_changes_are_told_that_nothing_supports():
+    shown = _shown("running into oom finetuning using lora on llama 2 70b on 8*a-100 (80gb)")
+    assert "First find out" in shown
+    assert "What to change if that is it" not in shown
 
 
 def test_sentences_with_a_condition_are_found():

@@ -217,7 +217,7 @@ _NUMBERS = (
             'File "trainer.py", line 365, in train\nself.__train()\nFile "trainer.py", line 308, in __val\nout = self.net(x)\n'
             'File "oc.py", line 89, in forward\nsim_map = 0.1 * sim_map\nRuntimeError: CUDA out of memory. Tried to allocate'
             " 4.10 GiB (GPU 3; 10.92 GiB total capacity; 5.46 GiB already allocated; 1019.50 MiB free; 3.89 GiB cached)",
-            ["evaluation less at once"], ["microbatch", "checkpointing"], id="a validation within the training",
+            [r"evaluation\sless at once"], ["microbatch", "checkpointing"], id="a validation within the training",
         ),
         pytest.param(
             "from diffusers import FluxPipeline\npipe.enable_model_cpu_offload()\nCUDA out of memory. Tried to allocate 90.00 MiB."

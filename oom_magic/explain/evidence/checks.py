@@ -53,8 +53,9 @@ _SETTLED_BY = {
 
 
 def is_settled(cause: Cause, told: frozenset[str]) -> bool:
-    """Whether the author tells what the check for a cause would show."""
-    return bool(_SETTLED_BY.get(cause, set()) & told)
+    """Whether the author tells what the check for a cause would show; the RAM that fills may be that of a GPU."""
+    is_open = cause is Cause.HOST_RAM and "speaks_of_gpu" in told
+    return bool(_SETTLED_BY.get(cause, set()) & told) and not is_open
 
 
 def device_tool(backend: str | None, accelerator: str | None = None) -> str:

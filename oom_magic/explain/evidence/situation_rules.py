@@ -43,7 +43,7 @@ _OTHERS = {"left_over", "shares_device", "models_beside"}
 _TELLING = {
     "grows", "repeated_use", "dense_pairs", "keeps_graph", "collects_results", "smaller_share_helps",
     "crowds_one_device", "replays", "left_over", "rises_once", "rises_to_a_level", "workers", "full_at_any_size",
-    "frees_at_end", "works_without", "sizes_contrast",
+    "frees_at_end", "works_without", "sizes_contrast", "lacks_no_grad",
 }  # fmt: skip
 
 
@@ -429,7 +429,8 @@ def _settings(clues: Clues) -> Iterator[Support]:
     if "full_at_any_size" in told:
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.5, Evidence("told_full_at_any_size"))
         yield Support(Cause.ACTIVATIONS, -0.4)
-    if "lacks_no_grad" in told and not trains(clues) and "grows" not in told:
+    evaluates = not trains(clues) or {"infers", "evaluates", "names_evaluation"} & told
+    if "lacks_no_grad" in told and evaluates and "grows" not in told:
         yield Support(Cause.ACTIVATIONS, 0.5, Evidence("told_no_grad"))
     if "takes_no_share" in told and "smaller_share_helps" not in told:
         yield Support(Cause.ACTIVATIONS, 0.35, Evidence("told_no_share"))

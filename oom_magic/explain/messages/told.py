@@ -28,6 +28,7 @@ _TOO_MUCH = (
 )
 _TOLD_DEVICE = (
     r"\b(?:gpu memory|v-?ram) (?:usage|consumption|cost) is (?:too|very|so) (?:high|large|big)|"
+    r"\b(?:gpu|cuda) memory limit(?:ation)?s? (?:errors?|issues?|problems?)\b|"
     rf"{_TOO_MUCH}(?:(?:gpu|cuda|video|graphics) ?memory|v-?ram)|"
     rf"\b{_GPU}\b{_NEAR}\b{_SPENT}\b|\b{_SPENT}\b{_NEAR}\b{_GPU}\b"
     rf"|\bkilled\b[^.\n]{{0,80}}\b(?:due to|because of) (?:the |my )?{_GPU}\b"
@@ -67,7 +68,26 @@ _TOLD = (
 # A process that was killed, in most cases by the kernel because RAM ran out; not one that the author ended.
 _BY_AUTHOR = "".join(
     rf"(?<!\b{word} )"
-    for word in ("i", "we", "you", "to", "have", "must", "manually", "not", "never", "then", "and", "can", "should")
+    for word in (
+        "i",
+        "we",
+        "you",
+        "to",
+        "have",
+        "must",
+        "manually",
+        "not",
+        "never",
+        "then",
+        "and",
+        "can",
+        "should",
+        "fully",
+        "properly",
+        "correctly",
+        "not being",
+        "not be",
+    )
 )
 _ITS_OBJECT = (
     r"(?! ?(?:the|an?|my|all|it|them|those|these|some|that|every|this|other|others|another|both|two|one|off|zombie)\b"
@@ -133,6 +153,8 @@ _CARD_SHOULD_DO = re.compile(  # what runs out is compared with the card
     r"|\bout of ram\b[^\n]{0,120}\b(?:on|with|of) (?:an? |my |the )?\d{1,3} ?gb (?:of )?(?:gpu|card|vram|graphics)",
     re.I | re.A,
 )
+# More memory than a card has.
+_ABOVE_ANY_CARD = re.compile(r"\b(?:2[5-9]|[3-9]\d|\d{3})\d ?gb (?:of )?memory\b(?! (?:per|on) )", re.I | re.A)
 _IN_LISTS = re.compile(r"\(GPU\?\)")  # of an environment (transformers-cli env)
 _DENIED = re.compile(
     r"\b(?:no|without(?: any| an)?|never|(?:n't|not) (?:get|have|see|run)(?: any| an| into)?)\s(?:more )?(?:oom|out)\b"
@@ -273,9 +295,9 @@ def _whose_in_all(text: str) -> MessageKind:
     """The same for a whole text, in which only memory counts that is named as the device's or the host's."""
     text = _HOST_IS_FREE.sub("", _IN_LISTS.sub("", text))
     rest = _CARD_IS_ENOUGH.sub("", _NO_DEVICE.sub("", text))
-    names_host = bool(OF_HOST.search(rest) or _NAMED_HOST.search(rest))
+    names_host = bool(OF_HOST.search(rest) or _NAMED_HOST.search(rest) or _ABOVE_ANY_CARD.search(rest))
     is_of_device = bool(_MEMORY_OF_DEVICE.search(rest)) or (not names_host and bool(OF_DEVICE.search(rest)))
-    is_of_host = rest != text or (
+    is_of_host = bool(rest != text or _ABOVE_ANY_CARD.search(rest)) or (
         bool(_MEMORY_OF_HOST.search(rest) or KILLED.search(rest)) and not (A_CARD.search(rest) or NVIDIA.search(rest))
     )
     return _OF_WHOM.get((is_of_device, is_of_host), _OF_ANYBODY)

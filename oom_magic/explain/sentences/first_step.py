@@ -7,12 +7,15 @@ the change with the condition that it is so: of 76 answers to reports read blind
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.causes import Cause, Confidence
 from oom_magic.explain.evidence.checks import is_settled as is_seen_already
 from oom_magic.explain.evidence.measured.contradicted import is_proven
 from oom_magic.explain.remedies.from_text.choice import printed_by_message
-from oom_magic.explain.remedies.from_text.telling import has_condition, is_told_plainly
+from oom_magic.explain.remedies.from_text.telling import is_founded, is_shown, is_told_plainly
+from oom_magic.explain.remedies.remedy import Remedy
 from oom_magic.explain.sentences.causes import is_any_load, may_be_cache
 
 # What the check for a cause of inputs says, or a check of its own.
@@ -42,6 +45,14 @@ def has_more(diagnosis: Diagnosis) -> bool:
     return is_more and diagnosis.possible[0].check.key not in _OF_NO_CAUSE
 
 
+def told_changes(diagnosis: Diagnosis) -> Sequence[Remedy]:
+    """The changes that are told: behind a check the first, settings of the program, and what is shown or proven."""
+    if diagnosis.program or not is_checked_first(diagnosis):
+        return diagnosis.remedies
+    first, others = diagnosis.remedies[:1], diagnosis.remedies[1:]
+    return [*first, *(one for one in others if is_proven(one.key) or is_shown(one.key, diagnosis))]
+
+
 def is_tried(diagnosis: Diagnosis) -> bool:
     """Whether a change is one to try: its cause is only possible, and nobody has seen or computed what it does."""
     return diagnosis.confidence is Confidence.POSSIBLE and not _is_settled(diagnosis)
@@ -49,9 +60,8 @@ def is_tried(diagnosis: Diagnosis) -> bool:
 
 def _settles(diagnosis: Diagnosis) -> bool:
     """Whether the check says more than trying the first change does."""
-    first = {one.key for one in diagnosis.remedies[:1]}
-    may_be_tried = {key for key in first & {*RELEASING, *_EASY} if has_condition(key) or is_proven(key)}
-    return diagnosis.cause not in _WITHOUT_CHECK and not may_be_tried
+    first = {one.key for one in diagnosis.remedies[:1]} & {*RELEASING, *_EASY}
+    return diagnosis.cause not in _WITHOUT_CHECK and not any(is_founded(key, diagnosis) for key in first)
 
 
 def _needs_check(diagnosis: Diagnosis) -> bool:

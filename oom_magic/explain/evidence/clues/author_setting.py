@@ -114,6 +114,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"\bdarknet\b|\b(?:chang|edit|modif|compil)\w* (?:the )?[\w/.-]{1,40}\.c(?:pp)?\b",
         r"luajit|\.lua\b|luarocks|`lua\b|\bcutorch\b|\btorch7\b"
         r"|\brequire ?['\"]c?u?nn?['\"]|\.java:\d|\bgoroutine\b|\.rs:\d|\btch::|libtorch|torch::",
+        r"\bcuarrays?\b|\bcudadrv\b|\bcudart\.jl|\bcuda\.jl|\.jl:\d",
         r"torchsharp|diffsharp|\bfsharp\b|\bcsharp\b|\b[cf]#|\bnuget\b|system\.runtime\.interopservices",
     ),
     "reads_in_parts": said_as(r"\bdd\.read_|\bdask\.dataframe\b|\bchunksize ?=|\bstreaming ?= ?true\b"),

@@ -53,6 +53,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b(?:tak|us|consum|eat)(?:es|ing|e) more and more (?:gpu |v?ram )?(?:memory|vram|ram)\b",
         r"\d ?[mg]i?b (?:of )?(?:\w+ )?(?:memory|ram|vram)? ?(?:per|each|every|a) "
         r"(?:second|minute|hour|step|iteration|batch|epoch|request|image|frame)\b",
+        r"\bwork\w* if (?:you|i|we) (?:uncomment|call|add)[^.\n]{0,24}\bgc\b",
         r"\b(?:each|every) (?:\w+ ){1,3}(?:would |will )?(?:uses?|takes?|allocates?) (?:up )?"
         r"(?:new|more|additional|extra) (?:gpu )?memory\b",
         r"leak(?:s|ing)? (?:of )?(?:gpu )?memory", r"accumulates? memory", r"keep increasing until"
@@ -235,7 +236,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"计算图[^\n，。]{0,8}(?:释放|保留|[累积]积|越来越)", r"保存了?[^\n，。]{0,12}计算图",
     ),
     "lacks_no_grad": said_as(
-        r"\b(?:with|need|add\w*|using|without|missing|forg[eo]t\w*|should|lack\w*|wrap\w*)\b[^.\n]{0,24}"
+        r"\b(?:with|need|add\w*|using|without|missing|forg[eo]t\w*|should|lack\w*|wrap\w*|no|not|never)\b[^.\n]{0,24}"
         r"(?:torch\.)?(?:no_grad|inference_mode)\b(?!\(\)\s?:)",
     ),
     "predicts_all": said_as(r"prediction_loss_only ?= ?False|compute_metrics ?=|include_inputs_for_metrics ?= ?True"),

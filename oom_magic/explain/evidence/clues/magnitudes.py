@@ -82,6 +82,7 @@ _KIND_OF = {"splat": "gaussians", "vertice": "points", "triangle": "points", "fa
 _FACTORS = {"k": 1_000, "thousand": 1_000, "m": 1_000_000, "million": 1_000_000, "w": 10_000, "万": 10_000}
 _PARAMETERS = re.compile(
     r"(?<![\w.])(?:[A-Za-z][\w.]{0,24}[-_: ]|[A-Za-z]{3,12})?(\d{1,3}(?:\.\d{1,2})?)[Bb](?![\w]*yte)(?! ?bytes)"
+    r"(?! (?:of )?(?:v-?)?(?:ram|RAM|memory)\b)"
     r"(?=[-_\s.,:;)\]/'\"`]|$)"
 )
 # Billions of parameters of models whose names do not say it, by their cards; of pipelines the largest part.

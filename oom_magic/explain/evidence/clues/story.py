@@ -72,6 +72,11 @@ _PROPOSALS = (
 )
 
 
+_ALL_IN_VAIN = re.compile(
+    r"\b(?:none|nothing|neither)(?: of (?:them|these|those|it))?(?: \w+){0,2} (?:work\w*|help\w*)\b", re.I
+)
+
+
 @dataclass(frozen=True)
 class Story:
     """The ``causes`` that an author names and the ``proposals`` for a fix, in the order of their tables."""
@@ -82,7 +87,7 @@ class Story:
 
 def story_in(text: str) -> Story:
     """The story in a cleaned text; empty if the text is not about a fix."""
-    if not _LOOKS_FOR_A_WAY_OUT.search(text):
+    if not _LOOKS_FOR_A_WAY_OUT.search(text) or _ALL_IN_VAIN.search(text):
         return Story()
     said = _QUESTION.sub("", _NOT_CLAIMED.sub("", text))
     if not _LOOKS_FOR_A_WAY_OUT.search(said):  # it asks for one

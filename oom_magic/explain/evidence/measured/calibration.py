@@ -57,7 +57,7 @@ def calibrated(judgement: Judgement, failure: Failure | None, clues: Clues, impo
     table = calibration()
     is_in_vain = _WOULD_HAVE_HELPED.get(judgement.cause, set()) & clues.run.told
     is_weak = table.precision(judgement.cause, judgement.evidence) < _LIKELY_FROM
-    is_weak = is_weak or (judgement.confidence is Confidence.LIKELY and not _may_be_likely(judgement, clues))
+    is_weak = is_weak or not _may_be_sure(judgement, clues)
     if judgement.confidence in _SURE and (is_in_vain or is_weak):
         possible = tuple(
             replace(one, confidence=Confidence.POSSIBLE) if one.cause is judgement.cause else one
@@ -77,9 +77,11 @@ def calibrated(judgement: Judgement, failure: Failure | None, clues: Clues, impo
     return replace(judgement, possible=(*judgement.possible, *added))
 
 
-def _may_be_likely(judgement: Judgement, clues: Clues) -> bool:
+def _may_be_sure(judgement: Judgement, clues: Clues) -> bool:
     """Whether more than words that were often contradicted speaks for a cause, or its author has seen what would."""
-    return is_sure_of(judgement.cause, judgement.evidence) or is_settled(judgement.cause, clues.run.told)
+    told = clues.run.told
+    is_sure = is_sure_of(judgement.cause, judgement.evidence, names_gpu="speaks_of_gpu" in told)
+    return is_sure or is_settled(judgement.cause, told)
 
 
 @cache

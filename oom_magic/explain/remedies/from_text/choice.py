@@ -310,7 +310,8 @@ def _of_run(diagnosis: Diagnosis, keys: set[str], is_device: bool) -> tuple[str,
     if cause is Cause.WEIGHTS_TOO_BIG and (is_inference or {"training_fits", "infers"} <= diagnosis.told):
         return ("quantized_model", "offload", "close_processes_any")
     if is_inference and cause in (Cause.ACTIVATIONS, Cause.UNKNOWN):
-        return ("smaller_input", "close_processes_any")  # fewer bits leave what a pass computes as it is
+        keeps = ("no_grad",) if "told_no_grad" in keys else ()
+        return (*keeps, "smaller_input", "close_processes_any")  # fewer bits leave what a pass computes as it is
     if cause is Cause.WEIGHTS_TOO_BIG and (
         diagnosis.phase == "saving" or _OF_COPIES & keys or "merges" in diagnosis.told
     ):

@@ -105,7 +105,7 @@ def style_of(diagnosis: Diagnosis) -> str:
 
 def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
     """What is known of the run, in the words of ``needs.NEEDS``; of a run at hand (not ``is_text``) more is."""
-    told, failure = diagnosis.told, diagnosis.main_failure
+    told, failure = _without_what_is_missing(diagnosis.told), diagnosis.main_failure
     is_settled = not diagnosis.setup_phrases and not diagnosis.story.proposals  # a guide proposes what it sets
     found = {one for one in told if is_settled or not one.startswith(_OF_THE_RUN) or one == "has_batch_of_one"}
     found |= {one.replace("barred_", "tried_") for one in told if one.startswith("barred_")}
@@ -145,6 +145,11 @@ def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
         "weights_in_half": _COUNTED_IN_HALF & evidence and "names_float32" not in told,
     }
     return frozenset(found | {name for name, is_so in may_be.items() if is_so})
+
+
+def _without_what_is_missing(told: frozenset[str]) -> frozenset[str]:
+    """The same, but for a switch that the text names as missing."""
+    return told - {"known_no_grad"} if "lacks_no_grad" in told else told
 
 
 def _may_have_batch(diagnosis: Diagnosis) -> bool:

@@ -38,7 +38,7 @@ _SEES_CHANGE = {
     "checkpoint_to_gpu", "ranks_load_to_one", "one_device_holds_more", "one_device_gathers", "parallel_slots",
     "above_block_limit", "limit_binds", "mps_watermark", "driver_buffer_limit", "told_runs_without", "told_split",
     "smaller_share_helps", "told_unpinned", "data_on_device", "paddle_share", "optimizer_set_up", "marian_workspace",
-    "compiles",
+    "compiles", "told_no_grad",
 }  # fmt: skip
 _SURE = (Confidence.CERTAIN, Confidence.LIKELY)
 
@@ -47,8 +47,13 @@ def is_told_plainly(key: str, diagnosis: Diagnosis) -> bool:
     """Whether a change needs no check before it: by its own sentence, its record, and what the text shows of it."""
     if diagnosis.story.proposals or key in printed_by_message(diagnosis) or diagnosis.confidence is Confidence.CERTAIN:
         return True
-    is_founded = has_condition(key) or is_proven(key) or _is_broad(key, diagnosis) or _is_seen(key, diagnosis)
-    return is_founded and (diagnosis.confidence in _SURE or is_settled(diagnosis.cause, diagnosis.told))
+    is_sure = diagnosis.confidence in _SURE or is_settled(diagnosis.cause, diagnosis.told)
+    return is_sure and is_founded(key, diagnosis)
+
+
+def is_founded(key: str, diagnosis: Diagnosis) -> bool:
+    """Whether a change is true of the run if its cause is the one that is named; its sentence may say when it is."""
+    return has_condition(key) or is_proven(key) or _is_broad(key, diagnosis) or is_shown(key, diagnosis)
 
 
 @cache
@@ -62,7 +67,7 @@ def _is_broad(key: str, diagnosis: Diagnosis) -> bool:
     return key in _BROAD["host" if diagnosis.cause in HOST_CAUSES else "device"]
 
 
-def _is_seen(key: str, diagnosis: Diagnosis) -> bool:
+def is_shown(key: str, diagnosis: Diagnosis) -> bool:
     """Whether the text shows what is to be changed: a line of its code, a number, or the setting's present value."""
     known = {one.key for one in diagnosis.evidence}
     is_set = bool(diagnosis.program) and is_limited(key, diagnosis.program, diagnosis.limits)
