@@ -413,7 +413,7 @@ class DrySession:
             stack.enter_context(imported_names_followed(namespaces, self._exchange.functions_held))
             stack.enter_context(view)
             stack.enter_context(self.fake_gpu)
-            stack.callback(self._exchange.end_copies)
+            stack.callback(self._exchange.end_copies, self._note_assumption)
             try:
                 yield
             finally:

@@ -24,7 +24,7 @@ import pytest
 
 import oom_magic as om
 from oom_magic.predict.isolation.files import open_files
-from oom_magic.predict.isolation.objects import copies
+from oom_magic.predict.isolation.objects import databases
 from oom_magic.predict.session import DrySession
 
 
@@ -318,7 +318,7 @@ def test_a_name_for_the_notebooks_own_history_leads_to_a_copy_of_it(
 
 
 def test_a_large_database_that_was_open_can_be_read_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "MOST_COPIED_BYTES", 0)
+    monkeypatch.setattr(databases, "MOST_COPIED_BYTES", 0)
     names = {"large": sqlite3.connect(tmp_path / "large"), "again": iter([1, 2])}
     large = names["large"]
     large.execute("create table steps (loss)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -138,7 +139,7 @@ class CellRunner:
         with self.names.entered(self.shell) as names, ended_by_scripts(self.shell):
             session.free_failed_run(names)
             decided = self.decided(users, names)
-            again = _names_again(names, users, cell.rebound)
+            again = _names_again(names, users, cell.rebound | (cell.dropped if not self._compiles(cell) else set()))
             written, cell = cell, cell.changed(with_loops)
 
             def run(session: DrySession) -> DrySession:
@@ -167,6 +168,10 @@ class CellRunner:
             simulated, session.exception = session.exception, None  # it would keep the cell's frames
             raise shortened(trimmed(simulated), self.shell)
         return values[0] if values else None
+
+    def _compiles(self, cell: CompiledCell) -> bool:
+        """Whether a cell of the notebook may compile: then this one may run a second time, as eager code."""
+        return any("compile" in source for source in (*self.sources, ast.unparse(cell.tree)))
 
     @contextmanager
     def _freeing_dropped(
@@ -249,8 +254,8 @@ def _names_again(names: dict[str, Any], users: Mapping[str, Any], rebound: Colle
 
     Values of the user's own are read in ``users`` again: held here, none would be free when the run drops it.
     """
-    own = {name: value for name, value in names.items() if value is not users.get(name)}
     left = [name for name in names if name not in rebound]
+    own = {name: names[name] for name in left if names[name] is not users.get(name)}
 
     def again() -> None:
         names.clear()

@@ -75,6 +75,7 @@ class TensorExchange:
         self._exchanged: set[int] = set()  # the identities of what is exchanged now
         self._freed: set[int] = set()  # those of tensors that the run dropped, and whose copies have no memory
         self._run_copies = Copies()  # of iterators and the like, for the run that lasts
+        self._users_iterators: set[int] = set() if origin is None else origin._users_iterators  # among dry runs' names
         self._made: Changes = {} if origin is None else origin._found
         self._found: Changes = self._made  # by the last run
 
@@ -122,7 +123,7 @@ class TensorExchange:
         """Note everything, then exchange it; what was noted."""
         live, others = _live_objects(function, namespaces)
         self._others = set() if others is None else others.reach.seen  # what stays other threads' during this run
-        self._run_copies = Copies(self._others, self.gpu.streams.stand_ins())
+        self._run_copies = self._new_copies()
         give_scripted = scripted_let_go(journal, live)
         keep_event_loops(journal, live.loops, assume)
         if self.is_lasting:
@@ -152,6 +153,9 @@ class TensorExchange:
         self.gpu.releases += [containers.release, dropped.release]
         return real
 
+    def _new_copies(self) -> Copies:
+        return Copies(self._others, self.gpu.streams.stand_ins(), self._users_iterators if self.is_lasting else None)
+
     def _made_by_runs(self, tensors: list[torch.Tensor]) -> set[int]:
         """The identities of those that this session's earlier runs made: nothing of theirs is to be put back."""
         return {id(one) for one in tensors if one.is_meta and self.gpu.place(one) is not None}
@@ -161,9 +165,18 @@ class TensorExchange:
         """The functions that the user's objects hold in this run, each with what sets another in its place."""
         return self._run_copies.functions
 
-    def end_copies(self) -> None:
+    def end_copies(self, assume: Callable[[str], None]) -> None:
         """Inside the run, when its code has ended."""
-        self._run_copies.end()
+        freed = self._run_copies.end(lambda: sum(one.allocator.allocated_bytes for one in self.gpu.recorders))
+        for name, num_bytes in freed.items() if self.is_lasting else ():
+            assume(
+                _(
+                    "`{name}` is a generator of yours from before the dry run: the {num_bytes} that it holds on the"
+                    " card now are free at the end of the run, and not kept for the next one",
+                    name=name,
+                    num_bytes=num_bytes,
+                )
+            )
 
     def _exchange(
         self, journal: Journal, pairs: list[ExchangedPair], live: list[torch.Tensor], give_scripted: Callable[[], None]
@@ -286,6 +299,7 @@ class TensorExchange:
         self.gpu.used_elsewhere.clear()
         self.gpu.fix_for_host = None
         self._exchanged.clear()
+        self._users_iterators = self._run_copies.taken_back
         self._run_copies = Copies()
 
     def template(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ import numpy as np
 from oom_magic.language import _
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.live_objects import FILES, find_live_objects
-from oom_magic.predict.isolation.objects.copies import DatabaseCopy
+from oom_magic.predict.isolation.objects.databases import DatabaseCopy
 from oom_magic.predict.isolation.objects.streams import is_over_file, under
 from oom_magic.predict.isolation.objects.users_objects import kept_by, log_handlers
 from oom_magic.predict.isolation.patching import patched

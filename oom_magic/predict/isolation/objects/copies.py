@@ -21,13 +21,13 @@ import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 import torch
 from torch.utils.data import dataloader
 
 from oom_magic.language import _
+from oom_magic.predict.isolation.objects.databases import copied_database
 from oom_magic.predict.isolation.reach import variables_of
 
 _EMPTY: tuple[Any, ...] = ([], (), range(0), range(1 << 70), "", "é", b"", bytearray(), set(), deque())
@@ -44,16 +44,20 @@ _EPOLL: Any = getattr(select, "epoll", None)
 _CSV = type(csv.reader([]))
 with os.scandir() as _entries:
     _REFUSING = (type(_entries), type(iter(int, 0)))  # they show nothing of what was taken from them
+_ITERATORS = frozenset(
+    (
+        *_OF_CONTAINERS, *_OF_OTHERS, *_REFUSING, dataloader._SingleProcessDataLoaderIter,
+        types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType,
+    )
+)  # fmt: skip
 _EXCHANGED = frozenset(
     (
-        *_OF_CONTAINERS, *_OF_OTHERS, *_REFUSING, _EPOLL, dataloader._SingleProcessDataLoaderIter,
-        torch.Stream, torch.Event, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType,
+        *_ITERATORS, _EPOLL, torch.Stream, torch.Event,
         sqlite3.Connection, sqlite3.Cursor, contextvars.Context, np.nditer, np.flatiter, _CSV,
     )
 )  # fmt: skip
 _PREFIXES = {types.GeneratorType: "gi", types.CoroutineType: "cr", types.AsyncGeneratorType: "ag"}  # of attributes
 FUNCTIONS = frozenset((types.FunctionType, types.BuiltinFunctionType, type))
-MOST_COPIED_BYTES = 1 << 24  # of one database
 _DEEP = 8  # an iterator over another one's values over ...
 
 
@@ -61,14 +65,20 @@ class Copies:
     """The copies by their original. Whatever holds an object is noted before it gets the copy.
 
     What other threads use, objects with the identities ``others``, is not exchanged: they would find the copies, too.
-    ``stand_ins``: for some types functions that make what stands for an object in a dry run.
+    ``stand_ins``: for some types functions that make what stands for an object in a dry run. ``users``: identities of
+    the user's own iterators among the names of earlier dry runs, if the run goes on with theirs; None if not.
     """
 
     def __init__(
-        self, others: Collection[int] = frozenset(), stand_ins: Mapping[type, Callable[[Any], Any]] | None = None
+        self,
+        others: Collection[int] = frozenset(),
+        stand_ins: Mapping[type, Callable[[Any], Any]] | None = None,
+        users: Collection[int] | None = None,
     ) -> None:
         self.others = others
         self._stand_ins = stand_ins or {}
+        self._users = users
+        self.taken_back: set[int] = set()  # the identities of originals that names have again
         self._made: dict[int, tuple[Any, Any]] = {}
         self._originals: dict[int, Any] = {}  # by the identity of the copy
         self._begun: list[_Anew] = []
@@ -95,11 +105,22 @@ class Copies:
                 if found is not None:
                     put(key, found)
 
+    def give_names(self, names: dict[str, Any]) -> None:
+        """Exchange what names of earlier dry runs hold, but what those made: the run goes on with it."""
+        held = {name: one for name, one in names.items() if not self._is_of_runs(one)}
+        self.give(held)
+        names.update(held)
+
+    def _is_of_runs(self, one: Any) -> bool:
+        is_known = self._users is None or id(one) in self._users or id(one) in self._made
+        return type(one) in _ITERATORS and not is_known
+
     def take_back(self, names: dict[str, Any]) -> None:
         """Put the originals in place of the copies."""
         for name, value in list(names.items()):
             if id(value) in self._originals:
                 names[name] = self._originals[id(value)]
+                self.taken_back.add(id(names[name]))
 
     def of(self, one: Any) -> Any:
         """The copy of an object; None where it is not exchanged, or is a copy itself."""
@@ -114,14 +135,21 @@ class Copies:
                 self._originals[id(made)] = one
         return self._made[id(one)][1]
 
-    def end(self) -> None:
-        """Close the run's generators, inside the run: what they do at their end is part of it."""
+    def end(self, taken_bytes: Callable[[], int]) -> dict[str, int]:
+        """Close the run's generators, inside the run: what they do at their end is part of it. How much of what is
+        ``taken`` on the cards that frees, by their names."""
+        freed: dict[str, int] = {}
         for made in (*(made for _original, made in self._made.values()), *self._begun):
+            before = taken_bytes()
             with contextlib.suppress(Exception):  # of the user's code
                 if isinstance(made, (types.AsyncGeneratorType, _AnewAsync)):
                     made.aclose().send(None)
                 elif isinstance(made, (types.GeneratorType, types.CoroutineType, _Anew)):
                     made.close()
+            if taken_bytes() < before:
+                name = str(getattr(made, "name", None) or made.__qualname__)
+                freed[name] = freed.get(name, 0) + before - taken_bytes()
+        return freed
 
     def tell(self, assume: Callable[[str], None]) -> None:
         """Say of which generators the run took the items from new ones."""
@@ -213,7 +241,7 @@ def _copied(one: Any, depth: int, begun: list[_Anew]) -> Any:
     if isinstance(one, dataloader._SingleProcessDataLoaderIter):
         return _copied_batches(one)
     if kind is sqlite3.Connection:
-        return _copied_database(one)
+        return copied_database(one)
     with contextlib.suppress(_NoCopyError):
         if kind in _PREFIXES:
             return _begun_anew(one, depth, begun)
@@ -445,44 +473,3 @@ def _copied_batches(one: Any) -> Any:
     one._sampler_iter, ours = itertools.tee(one._sampler_iter)
     made.__dict__.update(one.__dict__, _sampler_iter=ours)
     return made
-
-
-class DatabaseCopy(sqlite3.Connection):
-    """A copy that ends with the run."""
-
-
-def _copied_database(one: sqlite3.Connection) -> DatabaseCopy | None:
-    """In memory; of a large one another connection that only reads. None for one of another thread, or without file."""
-    try:
-        [[pages]], [[page_bytes]] = (one.execute(f"PRAGMA {name}").fetchall() for name in ("page_count", "page_size"))
-        if pages * page_bytes > MOST_COPIED_BYTES:
-            made = _reading(one)
-        else:
-            made = DatabaseCopy(":memory:", isolation_level=one.isolation_level)
-            if not one.in_transaction:
-                one.backup(made)
-            elif hasattr(one, "serialize"):  # which does not wait for the end of a transaction, as a backup does
-                made.deserialize(one.serialize())
-            else:  # before Python 3.11
-                made = _reading(one)
-    except sqlite3.Error:  # closed, say
-        return None
-    if made is not None:
-        for name in ("row_factory", "text_factory"):
-            setattr(made, name, getattr(one, name))
-        made.set_authorizer(_allow_in_memory)
-    return made
-
-
-def _reading(one: sqlite3.Connection) -> DatabaseCopy | None:
-    """Another connection to the same file, which the run may close."""
-    files = {name: file for _unused, name, file in one.execute("PRAGMA database_list")}
-    if not files.get("main"):
-        return None
-    return DatabaseCopy(f"file:{quote(files['main'])}?mode=ro", uri=True, isolation_level=one.isolation_level)
-
-
-def _allow_in_memory(action: int, first: Any, *_: Any) -> int:
-    """SQLite asks before each statement: ATTACH would open a file. Of a parameter's name it says None."""
-    is_attached = action == sqlite3.SQLITE_ATTACH and first not in ("", ":memory:")
-    return sqlite3.SQLITE_DENY if is_attached else sqlite3.SQLITE_OK

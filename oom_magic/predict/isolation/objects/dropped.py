@@ -14,7 +14,7 @@ import itertools
 import operator
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -32,7 +32,7 @@ from oom_magic.predict.isolation.snapshot import (
     references_among,
 )
 
-_NOT_FOLLOWED = {BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType, str, bytes, int, float, bool}
+_NOT_FOLLOWED = {BuiltinFunctionType, CodeType, FrameType, ModuleType, str, bytes, int, float, bool}
 _MOST_OBJECTS = 200_000  # that are looked at
 _AT_ONCE = 100  # objects whose references are counted at each allocation; of twice as many at each second one
 _OWN_REFERENCES = next(map(sys.getrefcount, [object()]))  # a list's, and the call's
@@ -151,7 +151,7 @@ class ObjectsDropped:
         found = by_identity(list(roots))
         waiting = list(found.values())
         while waiting and len(found) <= _MOST_OBJECTS:
-            new = by_identity(gc.get_referents(*waiting))
+            new = by_identity(list(_references_of(waiting)))
             fresh = new.keys() - found.keys() - self._namespaces
             waiting = [new[number] for number in fresh if _is_followed(new[number])]
             found |= by_identity(waiting)
@@ -189,6 +189,14 @@ class ObjectsDropped:
 def _is_followed(one: Any) -> bool:
     """Whether an object is one that may be dropped, and leads to some."""
     return one is not None and type(one) not in _NOT_FOLLOWED and not isinstance(one, type)
+
+
+def _references_of(some: list[Any]) -> Iterator[Any]:
+    """What the objects refer to; functions, whose globals lead everywhere, what they hold alone."""
+    functions = [one for one in some if type(one) is FunctionType]
+    yield from gc.get_referents(*(one for one in some if type(one) is not FunctionType))
+    for one in functions:
+        yield from (one.__closure__, one.__defaults__, one.__kwdefaults__)
 
 
 def _is_pythons(tensor: torch.Tensor) -> bool:

@@ -479,9 +479,10 @@ def note_state(
     for namespace in namespaces:
         snapshot.add_plain(namespace, 1)
     named = [value for names in namespaces for name, value in list(names.items()) if not _OF_SHELL.fullmatch(str(name))]
-    for namespace in (*namespaces, *above):
+    for namespace in namespaces:
         copies.give(namespace)
     for names in above:
+        copies.give_names(names)
         snapshot.add_undo(functools.partial(copies.take_back, names))
     are_noted = {id(one) for one in (*namespaces, vars(builtins))}
     roots = [named, users_modules(), log_handlers()]
