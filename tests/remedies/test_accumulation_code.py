@@ -31,6 +31,22 @@ def test_an_accumulating_loop_trains_the_same():
     assert torch.allclose(weight, trained(LOOP, whole)[0], atol=1e-6) and len(losses) == 6
 
 
+def test_an_object_around_the_optimizer_steps_as_the_optimizer_does():
+    """One that sets the learning rate with each step: the code was a comment."""
+    data = [(torch.randn(2, 4), torch.randn(2, 2)) for _ in range(6)]
+    whole = [tuple(map(torch.cat, zip(*data[at : at + 3], strict=True))) for at in (0, 3)]
+    around = "class Around:\n    def __init__(self, one): self.one = one\n"
+    around += "    def zero_grad(self): self.one.zero_grad()\n    def step_and_update_lr(self): self.one.step()\n"
+    source = LOOP.replace("opt.step()", "opt.step_and_update_lr()").replace(
+        "for images", "opt = Around(opt)\nfor images"
+    )
+    assert source.count("Around") == source.count("step_and_update_lr") == 1
+    code = as_since_3_11(rewritten("smaller_batch", source))
+    head = around + source[: source.index("for ")]
+    weight, losses = trained(head + code, data)
+    assert torch.allclose(weight, trained(LOOP, whole)[0], atol=1e-6) and len(losses) == 6
+
+
 @pytest.mark.parametrize(
     ("loop", "first", "last"),
     [

@@ -17,6 +17,7 @@ Block = ast.For | ast.While | ast.FunctionDef
 Node = TypeVar("Node", ast.stmt, ast.expr, ast.For, ast.Call, Block)
 
 _AVERAGING = re.compile(r"(^|_)(ema|polyak|(moving|update)_(average|target|teacher|param)\w*|\w+_update)(_|$)", re.I)
+_STEPPING = re.compile(r"step_\w+$|optim(izer)?_step$")
 _UPDATES = ("step", "update", "unscale_", "zero_grad", "clip_grad_norm_", "clip_grad_value_")
 # The class that replaces the optimizer's, and the import that it needs.
 OPTIMIZERS = {
@@ -478,9 +479,11 @@ def _changes_in_place(statement: ast.stmt) -> bool:
 
 def called_alone(statement: ast.AST) -> str:
     """The last name of the function that a statement calls, and nothing else but to keep the norm that clipping
-    returns."""
+    returns; "step" of an object of the user's around an optimizer: ``optimizer.step_and_update_lr()``."""
     call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
     name = ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
+    if isinstance(call, ast.Call) and not call.args and _STEPPING.match(name):
+        return "step"
     return name if isinstance(statement, ast.Expr) or name.startswith("clip_grad_") else ""
 
 
