@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from oom_magic.explain.advice import advise, before_evaluation
 from oom_magic.explain.evidence.causes import Cause, Evidence
@@ -22,6 +23,7 @@ from oom_magic.explain.sentences.catalogue import SENTENCES
 from oom_magic.memory.allocator.replay import minimum_device_bytes
 from oom_magic.memory.report import Assumption
 from oom_magic.memory.timeline import Mark, MarkKind
+from oom_magic.predict.session import DrySession
 from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.predict.what_if import compile_changes
 from oom_magic.predict.what_if.loop_changes import AccumulatedGradients
@@ -553,6 +555,20 @@ def test_what_the_failed_cell_made_is_released_and_what_reads_it_belongs_into_th
     diagnosis = explain("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 16.00 GiB.")
     *_, last = advise(diagnosis, Run(), GPU, memory=need(1), names_left=lambda: left)
     assert [one.code for one in last.remedies] == [shown]
+
+
+def test_the_line_that_keeps_what_came_from_the_host_is_worth_a_rehearsal() -> None:
+    """A replay buffer of an environment's states: a batch of one was advised."""
+
+    def keeps_states() -> None:
+        kept = []
+        for _ in range(3):
+            kept.append(torch.zeros(1024, 1024).cuda())  # noqa: PERF401
+
+    report = DrySession("RTX 3060", has_bar=False).run(keeps_states)
+    growth = Growth("kept", "kept.append(x)", "cell:1", 3, 12 * MIB, False, fixed="kept.append(x.cpu())")
+    specs = remedy_specs(Situation(GPU.total_bytes, GPU, growth=growth))
+    assert next(one for one in specs if one.key == growth.remedy).helps(report)
 
 
 def test_every_effect_on_speed_has_its_words() -> None:
