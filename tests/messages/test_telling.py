@@ -230,3 +230,24 @@ def test_no_condition_is_said_twice():
     assert "If so: If " not in _shown(
         "PyKEEN on a large graph of 85m entities, OOM in training, I reduced the batch size"
     )
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error at /home/code/colmap/src/mvs/gpu_mat.h:167 - out of memory\n*** Error in `colmap': free(): corrupted unsorted"
+        " chunks: 0x0000000002754bf0 ***",
+        "MemoryBlock.h(257) : cudaSafeCall() Runtime API error : out of memory.",
+        "Encountered a CUDA error: cudaDriver().CuDevicePrimaryCtxRetain( &context, dev.get() ) returned (2): Out of memory",
+    ],
+)  # fmt: skip
+def test_a_device_that_is_full_is_found_in_what_programs_print_of_the_driver(message):
+    diagnosis = explain(message, fast=True)
+    assert diagnosis.is_oom
+    assert diagnosis.main_failure.format == "cuda_error_oom"
+
+
+def test_powers_of_two_are_bytes_and_no_picture():
+    assert "1024*1024*1024" not in _shown(
+        "a video is rendered, CUDA out of memory. padded_size = (size_t)1*1024*1024*1024;"
+    )

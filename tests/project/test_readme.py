@@ -171,3 +171,17 @@ def test_the_rounds_of_reports_add_up_to_the_recorded_ones() -> None:
             [sum(row[kind][place] for row in rounds) for place in (0, 1)] for kind in ("recognised", "right", "false")
         ]
         assert shown == " | ".join(f"{hits} of {of}" for hits, of in sums)
+
+
+def test_what_was_contradicted_adds_up_to_the_sorted_answers() -> None:
+    names = [name for name in json.loads(BLIND.read_text("utf-8")) if name != "about"]
+    first = names.index("blind_hundredthirteenth")
+    rounds = {f"{name}-".replace("_", "-"): 113 + at for at, name in enumerate(names[first:])}
+    answers = [json.loads(line) for line in BLIND.with_name("first_answers.jsonl").read_text("utf-8").splitlines()]
+    rows = re.findall(r"^\| (\d+) to (\d+) \| (.*) \|$", PAGES["en"].read_text("utf-8"), re.MULTILINE)
+    assert len(rows) == 5
+    for start, end, shown in rows:
+        known = [one for one in answers if int(start) <= rounds[one["id"][:-2]] <= int(end)]
+        false = sum(bool({"fact", "cause", "change"} & set(one["contradicted"])) for one in known)
+        contradicted = sum(bool(one["contradicted"]) for one in known)
+        assert shown == f"{false} of {len(known)} | {contradicted} of {len(known)}"
