@@ -116,8 +116,8 @@ def remedy_specs(situation: Situation) -> list[RemedySpec]:
 def _of_growth(growth: Growth | None) -> Iterator[RemedySpec]:
     """The line that collects tensors, rewritten so that it does not."""
     if growth is not None and growth.fixed:
-        against = (*STEP, "input")  # such as what a replay buffer has of an environment
-        against += (*_WEIGHTS, *_STATE) if growth.are_entries else ()  # entries may be models
+        of_entries = (*_WEIGHTS, *_STATE) if growth.are_entries else ()  # which may be models
+        against = (*STEP, "input", *of_entries)  # a replay buffer has what comes from an environment
         yield RemedySpec(growth.remedy, 0, "same", against, Variation(mended=growth), growth.lines, growth.remedy)
 
 
