@@ -499,10 +499,11 @@ def test_a_loop_that_makes_its_batches_makes_as_many_steps():
 def test_what_follows_a_step_is_done_once_a_step_where_the_loop_makes_its_batches():
     """A diffusion model drew its samples as often as gradients were accumulated, before the step."""
     drawn = LOOP.replace("for images, labels in loader:", "for i in range(3):\n    images, labels = next(drawn)")
-    code = rewritten("smaller_batch", f"{drawn}    if i % 2: samples = draw(net)\n    log(loss)\n")
+    code = rewritten("smaller_batch", f"{drawn}    samples = draw(net)\n    log(loss)\n    print(loss, samples)\n")
     loop = next(one for one in ast.parse(code).body if isinstance(one, ast.For))
     inside, *behind = map(ast.unparse, (loop.body[0], *loop.body[-2:]))
-    assert "log(loss)" in inside and "draw(net)" not in inside and "samples = draw(net)" in behind[-1]
+    assert "log(loss)" in inside and "draw(net)" not in inside and "samples = draw(net)" in behind[-2]
+    assert "print(loss, samples)" in behind[-1]  # behind what it reads
 
 
 def test_a_loop_that_trains_another_model_inside_is_told_in_words():

@@ -33,7 +33,18 @@ def names() -> dict[str, Any]:
         points = rays[:, None] * torch.ones(5, 1)
         return points.reshape(-1, 8).exp().view(len(rays), 5, 8).transpose(1, 2).flatten(1)
 
-    functions = {"pairs": pairs, "distances": distances, "sampled": sampled, "print": lambda *_: None}
+    def gaussian(x, y, width=1.0):
+        far = x.pow(2).sum(1, keepdim=True) + y.pow(2).sum(-1)[None] - 2 * x @ y.T
+        return torch.exp(-far / width)
+
+    functions = {
+        "gaussian": gaussian,
+        "y": torch.ones(24, 1),
+        "pairs": pairs,
+        "distances": distances,
+        "sampled": sampled,
+        "print": lambda *_: None,
+    }
     return {"torch": torch, **functions, **rows}
 
 
@@ -48,6 +59,13 @@ def names() -> dict[str, Any]:
         ),
         ("features = sampled(queries).softmax(-1)", ("features",)),
         ("kept = []\nseen = (queries @ corpus.T).softmax(-1)\nbest = seen.max(-1).values", ("best",)),
+        ("alike = queries @ queries.T", ("alike",)),  # some of the rows against all
+        ("kernel = torch.exp(-torch.cdist(queries, queries) ** 2)", ("kernel",)),
+        ("kernel = gaussian(queries, queries)", ("kernel",)),
+        ("far = (queries.unsqueeze(0) - queries.unsqueeze(1)).norm(dim=-1)", ("far",)),
+        ("wide = corpus * 2\nscores = queries @ wide.T\nprint(wide)", ("scores", "wide")),
+        ("same = torch.ones(40, 8).cos()\nscores = queries @ same.T", ("scores",)),
+        ("scores = torch.einsum('id,jd->ij', queries, corpus)", ("scores",)),
     ],
 )
 def test_rows_in_parts_give_the_same(cell: str, results: tuple[str, ...]) -> None:
@@ -58,12 +76,16 @@ def test_rows_in_parts_give_the_same(cell: str, results: tuple[str, ...]) -> Non
     exec(cell, whole)
     exec(compile(tree, "<cell>", "exec"), parts)
     assert all(torch.allclose(whole[name], parts[name]) for name in results)
+    assert "torch.ones" not in ast.unparse(tree).partition("for ")[2]  # what is the same for all is computed once
 
 
 @pytest.mark.parametrize(
     "cell",
     [
-        "alike = queries @ queries.T",  # each row meets all others
+        "alike = queries.T @ queries",  # each row meets all others
+        "alike = queries * queries.mean()",
+        "turned = torch.einsum('id,jd->ji', queries, corpus)",
+        "apart = gaussian(queries, queries).tril()",
         "unit = queries * 2\nalike = unit @ unit.T",
         "unit = queries * 2\nother = unit * 3\nalike = torch.cdist(unit, other)",
         "unit = queries * 2\nalike = (unit[:, None] - unit[None]).norm(dim=-1)",

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import ast
 import copy
+import linecache
+import textwrap
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
+from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.own_code.parts import given_rows
 from oom_magic.explain.remedies.own_code.writing import CodeWriter
 from oom_magic.explain.remedies.rehearsal import Variation
+from oom_magic.explain.remedies.remedy import Situation
 from oom_magic.explain.remedies.sizes.inputs import dimensions_of, sizes_of_inputs
 from oom_magic.explain.remedies.sizes.parameters import find_rows, find_size_parameters, sizes_called
+from oom_magic.predict.setups.gpus import find_gpu
 from tests.support.versions import as_since_3_11
 
 
@@ -145,7 +151,50 @@ STEP = "    loss = net({X}).square().mean()\n    opt.zero_grad()\n    loss.backw
 def test_what_a_step_reads_piece_by_piece_or_not_at_all_is_no_whole_data_set(cell: str, rows: tuple[str, ...]) -> None:
     """Rows that an evaluation behind the step takes at once are none of its batch."""
     names = {"torch": torch, "data": torch.rand(64, 4), "held": torch.rand(64, 4), "net": torch.nn.Linear(4, 2)}
-    assert next((one.rows for one in find_rows(ast.parse(cell), names, 64)), ()) == rows
+    assert next((one.rows for one in find_rows(ast.parse(cell), names, 64) if one.rows), ()) == rows
+
+
+def test_the_place_where_data_are_split_is_no_batch():
+    """A smaller one would move rows of the training to the test."""
+    cell = ast.parse("train, test = rows[:n].cuda(), rows[n:].cuda()")
+    assert not find_size_parameters(cell, {"n": 64}, "batch", 64)
+    assert find_size_parameters(ast.parse("train = torch.rand(n, 4)"), {"n": 64}, "batch", 64)
+
+
+FIT = """
+def fit(features, labels, epochs):
+    X, y = torch.tensor(features, dtype=torch.float32).cuda(), torch.from_numpy(labels).cuda()
+    weights = torch.ones(10).cuda()
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    for epoch in range(epochs):
+        opt.zero_grad()
+        loss = torch.nn.functional.cross_entropy(net(X), y, weights)
+        loss.backward()
+        opt.step()
+"""
+
+
+@pytest.mark.parametrize("cell", ["def_in_cell", "of_earlier_cell", "in_the_cell", "one_step"])
+def test_a_data_set_that_the_cell_makes_is_taken_in_parts(cell: str) -> None:
+    """What an array of an earlier cell becomes has its rows; the weights of classes have not."""
+    net = torch.nn.Sequential(torch.nn.Linear(64, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 10))
+    data = {"features": np.zeros((8192, 64)), "labels": np.zeros(8192, dtype="int64")}
+    names: dict[str, Any] = {"torch": torch, "net": net, **data}
+    lines = textwrap.dedent(FIT.partition(":\n")[2]).replace("epochs", "4")
+    step = lines.replace("for epoch in range(4):\n", "").replace("\n    ", "\n")
+    code = {"def_in_cell": f"{FIT}\nfit(features, labels, 4)", "of_earlier_cell": "fit(features, labels, 4)"}
+    if cell == "of_earlier_cell":
+        name = "<ipython-input-7-fit>"
+        linecache.cache[name] = (len(FIT), None, FIT.splitlines(keepends=True), name)
+        exec(compile(FIT, name, "exec"), names)
+    text = "net.cuda()\n" + code.get(cell, step if cell == "one_step" else lines)
+    rehearsal = CellRehearsal(lambda tree, seen: exec(compile(tree, "<cell>", "exec"), seen), ast.parse(text), names)
+    situation = Situation(200 * 2**20, find_gpu("RTX 3060"), total_bytes=300 * 2**20)
+    first = next(one for one in RemedyEvaluator(rehearsal, situation).remedies() if one.key == "smaller_batch")
+    after = first.values["after"]
+    assert first.fits and first.values["before"] == 8192
+    assert f"for X_part, y_part in zip(X.split({after}), y.split({after})):" in first.code
+    assert "cross_entropy(net(X_part), y_part, weights)" in first.code
 
 
 def test_a_state_that_goes_on_to_the_next_batch_is_not_that_of_other_rows():

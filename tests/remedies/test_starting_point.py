@@ -226,6 +226,24 @@ def test_a_result_that_goes_takes_the_weights_of_its_graph_along() -> None:
     assert rehearsal.begin([], 0).peak_allocated_bytes == 64 * 2**20 + _workspaces_of(first)
 
 
+def test_a_sparse_tensor_of_an_earlier_cell_is_there_when_a_later_one_is_rehearsed() -> None:
+    names = {"torch": torch}
+    first = DrySession("RTX 3060", has_bar=False)
+    made = (  # on the host its integers are real, and its numbers are not
+        "places = torch.randint(0, 2**16, (2, 2**19))\n"
+        "adj = torch.sparse_coo_tensor(places, torch.ones(2**19), (2**16, 2**16)).coalesce().cuda()\n"
+        "x = torch.ones(2**16, 8, device='cuda')"
+    )
+    cell = "rows, columns = adj.indices()\nout = torch.zeros_like(x).index_add_(0, rows, x[columns])"
+    first.run(lambda: exec(made, names), [])
+    true = first.run(lambda: exec(cell, names), [names])
+    assert true.peak_allocated_bytes > 2**19 * 8 * (3 + 4)  # indices of 8 bytes and values of 4, beside what is read
+    rehearsal = CellRehearsal(
+        lambda tree, names: exec(compile(tree, "<cell>", "exec"), names), ast.parse(cell), names, origin=first
+    )
+    assert rehearsal.begin([], 0).peak_allocated_bytes == true.peak_allocated_bytes
+
+
 @pytest.mark.slow
 def test_what_earlier_training_left_with_cublas_is_there_when_an_evaluation_is_rehearsed() -> None:
     names = {"torch": torch}

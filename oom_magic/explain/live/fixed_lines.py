@@ -142,6 +142,12 @@ def last_entry(container: Any) -> Any:
     return entries[-1] if isinstance(entries, (list, deque)) and entries else None
 
 
+def holds_modules(entry: Any) -> bool:
+    """Whether an entry is or holds a module: that is more than a graph."""
+    parts = dict.values(entry) if isinstance(entry, dict) else entry if isinstance(entry, (list, tuple)) else (entry,)
+    return any(isinstance(part, sys.modules["torch"].nn.Module) for part in parts)
+
+
 def _of_each(node: ast.expr, ending: str, value: Any) -> str | None:
     """The code of an expression that makes ``value``, a tuple, a list or a dictionary, with ``ending`` behind each
     tensor in it; None of any other."""

@@ -16,6 +16,7 @@ from oom_magic.explain.live.fixed_lines import (
     collected_on_host,
     cut_off,
     fixed_line,
+    holds_modules,
     is_tensor,
     joined_on_host,
     last_entry,
@@ -179,9 +180,9 @@ def growths(error: BaseException, names: Mapping[str, Any], locate: Locate) -> t
             continue
         known = {**names, **names_of(frame)}
         is_inside = at < max(calls, default=0)
-        run = list(_run_by_loops(file, frame.f_globals, trace.tb_lineno, known))
-        joined = list(_collected_before(file, frame.f_globals, trace.tb_lineno, known))
-        run += joined
+        joined = _joined_on(file, frame.f_globals, trace.tb_lineno)
+        before = list(_collected_before(file, frame.f_globals, trace.tb_lineno, known))
+        run = [*_run_by_loops(file, frame.f_globals, trace.tb_lineno, known), *before]
         if at + 1 < len(frames) and _is_library(frames[at + 1][0].f_code):
             run += _kept_after(frame.f_code, trace.tb_lineno, frame.f_globals, known)
         for statement, around, home, seen in run:
@@ -192,7 +193,8 @@ def growths(error: BaseException, names: Mapping[str, Any], locate: Locate) -> t
             if growth is not None and growth.fixed and growth.remedy == "keep_on_host":
                 growth = replace(growth, reads=_reads(statement, seen, run))
             if growth is not None:
-                growth = replace(growth, is_put_together=any(statement is one for one, *_ in joined))
+                is_together = _container(statement) in joined and any(statement is one for one, *_ in before)
+                growth = replace(growth, is_put_together=is_together)
                 found.setdefault((growth.name, growth.place), growth)
     return tuple(sorted(found.values(), key=lambda one: (-one.num_bytes, -one.num_tensors)))
 
@@ -315,19 +317,29 @@ def _run_by_loops(file: str, variables: dict[str, Any], line: int, names: Mappin
 
 
 def _collected_before(file: str, variables: dict[str, Any], line: int, names: Mapping[str, Any]) -> Iterator[_Run]:
-    """The statements of loops before a line that add to what is put together on it: it is there twice then."""
+    """The statements of loops before a line that add to what is put together on it, which is there twice then, and to
+    what the same loops collect beside it: that is read together with it."""
     path = path_to(file, variables, line)
-    joined = {name for block, at in path[-1:] for name in _joined_names(block[at])}
+    joined = _joined_on(file, variables, line)
     before = [one for block, at in path for one in block[:at] if joined]
     for loop in (node for one in before for node in ast.walk(one) if isinstance(node, (ast.For, ast.While))):
         run: list[_Run] = [(statement, loop, file, names) for statement in _statements(loop.body)]
         for one in called_in(loop, names):  # such as a hook
             run += [(each, one.definition, one.file, one.names) for each in _statements(one.definition.body)]
-        for each in run:
-            grown = _grown(each[0])
-            whole = None if grown is None else _whole(grown)
-            if isinstance(whole, ast.Name) and whole.id in joined:
-                yield each
+        if any(_container(each[0]) in joined for each in run):
+            yield from (each for each in run if _container(each[0]))
+
+
+def _joined_on(file: str, variables: dict[str, Any], line: int) -> set[str]:
+    """The names of what is put together on a line."""
+    return {name for block, at in path_to(file, variables, line)[-1:] for name in _joined_names(block[at])}
+
+
+def _container(statement: ast.stmt) -> str:
+    """The name of the variable that a statement adds to; "" where it does not add to one."""
+    grown = _grown(statement)
+    whole = None if grown is None else _whole(grown)
+    return whole.id if isinstance(whole, ast.Name) else ""
 
 
 def _joined_names(statement: ast.stmt) -> Iterator[str]:
@@ -388,7 +400,7 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
     remedy = "detach" if holder.has_graph else "keep_on_host"
     as_tensors = is_read_as_tensors(_scope(whole, statement, file, dict(names)), name, names)
     fixed = cut_off(statement, name, value) if carried else fixed_line(statement, holder, names, value, as_tensors)
-    if ".load_state_dict(" in fixed or _holds_modules(last_entry(value)):
+    if ".load_state_dict(" in fixed or holds_modules(last_entry(value)):
         remedy = "keep_on_host"
     if is_sum and f"{name}.backward(" in ast.unparse(loop):
         added = added_by(statement)
@@ -486,9 +498,3 @@ def _is_joined(statement: ast.stmt) -> bool:
 
 def _joins(call: ast.Call) -> bool:
     return ast.unparse(call.func).rpartition(".")[2] in _JOINING
-
-
-def _holds_modules(entry: Any) -> bool:
-    """Whether an entry is or holds a module: that is more than a graph."""
-    parts = dict.values(entry) if isinstance(entry, dict) else entry if isinstance(entry, (list, tuple)) else (entry,)
-    return any(isinstance(part, sys.modules["torch"].nn.Module) for part in parts)

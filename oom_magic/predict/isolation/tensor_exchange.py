@@ -45,7 +45,17 @@ from oom_magic.predict.isolation.reach import Reach, used_by_other_threads, user
 from oom_magic.predict.isolation.run_threads import threads_of_run
 from oom_magic.predict.isolation.scripted_modules import scripted_let_go
 from oom_magic.predict.isolation.snapshot import Changes, Snapshot
-from oom_magic.predict.isolation.tensor_names import find_name, has_own_data, is_plain, kind_of, names_of, unnamed
+from oom_magic.predict.isolation.tensor_names import (
+    find_name,
+    has_own_data,
+    is_plain,
+    is_sparse_on_card,
+    kind_of,
+    names_of,
+    unnamed,
+)
+from oom_magic.predict.operators.fallbacks import storage_under
+from oom_magic.predict.operators.sparse import made_of_parts, parts_of
 
 
 class TensorExchange:
@@ -225,7 +235,7 @@ class TensorExchange:
     def _address(self, tensor: torch.Tensor) -> int:
         """Where a tensor is on its card. Copies are placed in this order: then the cache is in like pieces."""
         if tensor.device.type == "cuda":
-            return tensor.untyped_storage().data_ptr()
+            return storage_under(tensor).data_ptr()
         storage = None if self._origin is None else self._origin.gpu.storage_of(self._origin.template(tensor))
         return -1 if storage is None else storage.allocation
 
@@ -324,7 +334,7 @@ class TensorExchange:
             tensor
             for tensor in tensors
             if id(tensor) not in copies
-            and is_plain(tensor)
+            and (is_plain(tensor) or is_sparse_on_card(tensor))
             and id(tensor) not in self._others
             and (not tensor.is_meta or (origin is not None and origin.gpu.place(tensor) is not None))
         ]
@@ -392,7 +402,7 @@ def _fix_for_host(pairs: list[ExchangedPair], namespaces: list[dict[str, Any]], 
     """What to do about an operand on the host, if it is the user's from before the run; else an empty text."""
     with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
         key = operand.untyped_storage()._cdata
-        sharing = [one.tensor for one in pairs if one.tensor.untyped_storage()._cdata == key]
+        sharing = [one.tensor for one in pairs if storage_under(one.tensor)._cdata == key]
     name = find_name(sharing, namespaces)
     return name and _(
         " `{name}` was created on the CPU before the dry run: move it with .to('cuda'), or create it in the run.",
@@ -435,8 +445,22 @@ class FakeCopies:
         if self._origin is not None and id(tensor) not in self._grads and self._origin.has_made(tensor):
             return self._made_since(tensor, None)
         source = tensor if self._origin is None else self._origin.template(tensor)
-        storage = source.untyped_storage()
         is_trained = tensor.requires_grad or id(tensor) in self._grads
+        is_weight = isinstance(tensor, torch.nn.Parameter)
+        if source.layout is torch.sparse_coo:
+            indices, values = (self._copied(part, is_trained, is_weight) for part in parts_of(source))
+            made = self._of_parts(source, indices, values)
+        else:
+            made = self._copied(source, is_trained, is_weight)
+        return made.requires_grad_((tensor if was is None else was).requires_grad)
+
+    def _of_parts(self, like: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """A sparse tensor of copies of another's indices and values."""
+        self._gpu.has_sparse = True
+        return made_of_parts(like, indices, values, like.is_coalesced())
+
+    def _copied(self, source: torch.Tensor, is_trained: bool, is_weight: bool) -> torch.Tensor:
+        storage = source.untyped_storage()
         is_fake = is_trained or source.device.type != "cpu" or is_large(source)
         copy = self._storages.get(storage._cdata)
         if copy is None:
@@ -445,11 +469,14 @@ class FakeCopies:
         made: torch.Tensor = torch.empty(0, dtype=source.dtype, device=copy.device)
         made = made.set_(copy, source.storage_offset(), source.size(), source.stride())  # type: ignore[call-overload]
         if made.is_meta:
-            self._adopt(made, source, isinstance(tensor, torch.nn.Parameter))
-        return made.requires_grad_((tensor if was is None else was).requires_grad)
+            self._adopt(made, source, is_weight)
+        return made
 
     def _made_since(self, tensor: torch.Tensor, was: TensorState | None) -> torch.Tensor:
         """The copy of a tensor that the failed run made, which takes nothing yet, or moved: it is where it was."""
+        if tensor.layout is torch.sparse_coo:
+            indices, values = (self._made_since(part, None) for part in parts_of(tensor))
+            return self._of_parts(tensor, indices, values)
         dtype = tensor.dtype if was is None else was.dtype
         made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype, device=META)
         _place_as_it_was(self._gpu, made, was, isinstance(tensor, torch.nn.Parameter))

@@ -88,3 +88,8 @@ def has_own_data(tensor: torch.Tensor) -> bool:
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor has a size, strides and no dispatch of its own."""
     return has_own_data(tensor) and not tensor.is_nested and tensor.layout is torch.strided and not tensor.is_quantized
+
+
+def is_sparse_on_card(tensor: torch.Tensor) -> bool:
+    """Whether it is a sparse tensor (COO) with memory on a card, or the fake copy of one."""
+    return tensor.layout is torch.sparse_coo and has_own_data(tensor) and (tensor.is_cuda or tensor.is_meta)

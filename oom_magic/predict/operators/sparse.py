@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.language import _
-from oom_magic.predict.fake_cuda.places import META, FakeDevice, Handler, tensors_in
+from oom_magic.predict.fake_cuda.places import META, FakeDevice, Handler, Place, map_tensors, tensors_in
 from oom_magic.predict.kernels.scratch import merge_sort_bytes, unique_by_thrust_bytes
 from oom_magic.predict.operators.calls import find_overload
 
@@ -45,12 +45,16 @@ def run_sparse(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...], kwargs:
     )
 
 
-def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The indices and the values of a sparse tensor, which are its memory."""
     with torch._C._DisableTorchDispatch():
         return tensor._indices(), tensor._values()
 
 
-def _made(like: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, is_coalesced: bool) -> torch.Tensor:
+def made_of_parts(like: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, is_coalesced: bool) -> torch.Tensor:
+    """A sparse tensor like another, of other indices and values: on the host some may be real and others not."""
+    if indices.is_meta != values.is_meta:
+        indices, values = indices.to(META), values.to(META)
     with torch._C._DisableTorchDispatch():
         made: torch.Tensor = aten._sparse_coo_tensor_with_dims_and_tensors(
             like.sparse_dim(), like.dense_dim(), like.shape, indices, values, dtype=values.dtype,
@@ -61,37 +65,35 @@ def _made(like: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, is_co
 
 def _of_values(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An operator that goes by element and leaves zeros as they are."""
-    indices, values = _parts(args[0])
+    indices, values = parts_of(args[0])
     done = func(values, *args[1:], **kwargs)
-    return args[0] if done is values else _made(args[0], indices.clone(), done, args[0].is_coalesced())
+    return args[0] if done is values else made_of_parts(args[0], indices.clone(), done, args[0].is_coalesced())
 
 
 def _copied(gpu: FakeDevice, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
     options = {name: value for name, value in options.items() if name in ("device", "non_blocking")}
     dtype = options.pop("dtype", None)
-    indices, values = _parts(tensor)
+    indices, values = parts_of(tensor)
     moved = [aten._to_copy(indices, **options), aten._to_copy(values, dtype=dtype or values.dtype, **options)]
-    if moved[0].is_meta != moved[1].is_meta:  # on the host small parts are real
-        moved = [part.to(META) for part in moved]
-    return _made(tensor, moved[0], moved[1], tensor.is_coalesced())
+    return made_of_parts(tensor, moved[0], moved[1], tensor.is_coalesced())
 
 
 def _cloned(gpu: FakeDevice, tensor: torch.Tensor, **_unused: Any) -> torch.Tensor:
     """A copy; a gradient that is stored keeps contiguous parts (torch/csrc/autograd/functions/accumulate_grad.h)."""
-    indices, values = _parts(tensor)
+    indices, values = parts_of(tensor)
     node = torch._C._current_autograd_node()
     is_stored = node is not None and node.name().endswith("AccumulateGrad") and not torch.is_grad_enabled()
     if is_stored and indices.is_contiguous() and values.is_contiguous():
-        return _made(tensor, indices, values, tensor.is_coalesced())
-    return _made(tensor, indices.clone(), values.clone(), tensor.is_coalesced())
+        return made_of_parts(tensor, indices, values, tensor.is_coalesced())
+    return made_of_parts(tensor, indices.clone(), values.clone(), tensor.is_coalesced())
 
 
 def _coalesced(gpu: FakeDevice, tensor: torch.Tensor) -> torch.Tensor:
     """aten/src/ATen/native/sparse/cuda/SparseCUDATensor.cu, ``_coalesce_sparse_cuda``."""
-    indices, values = _parts(tensor)
+    indices, values = parts_of(tensor)
     number = values.shape[0]
     if number < 2:
-        return _made(tensor, indices.clone(), values.clone(), True)
+        return made_of_parts(tensor, indices.clone(), values.clone(), True)
     known = gpu.values.get(indices)
     num_unique = number if known is None else torch.unique(known, dim=1).shape[1]
     order = [indices.new_empty(number) for _unused in ("flat indices", "order", "where each begins")]
@@ -102,12 +104,12 @@ def _coalesced(gpu: FakeDevice, tensor: torch.Tensor) -> torch.Tensor:
     order.clear()
     if known is not None:
         gpu.values.put(made_indices, torch.unique(known, dim=1))
-    return _made(tensor, made_indices, made_values, True)
+    return made_of_parts(tensor, made_indices, made_values, True)
 
 
 def _added_to_dense(gpu: FakeDevice, dense: torch.Tensor, sparse: torch.Tensor, *, alpha: Any = 1) -> torch.Tensor:
     """``add_out_dense_sparse_cuda``: by one kernel if the indices are distinct, else row by row in any order."""
-    indices, values = _parts(sparse)
+    indices, values = parts_of(sparse)
     if sparse.is_coalesced() or not values.shape[0]:
         return dense
     rows = _flat(indices, sparse)
@@ -124,31 +126,31 @@ def _added(gpu: FakeDevice, first: torch.Tensor, second: torch.Tensor, *, alpha:
     if first.layout is torch.strided:
         return _added_to_dense(gpu, first.clone(), second, alpha=alpha)
     joined = [
-        torch.cat([one, other], dim) for dim, one, other in zip((1, 0), _parts(first), _parts(second), strict=True)
+        torch.cat([one, other], dim) for dim, one, other in zip((1, 0), parts_of(first), parts_of(second), strict=True)
     ]
-    return _made(first, joined[0], joined[1], False)
+    return made_of_parts(first, joined[0], joined[1], False)
 
 
 def _to_dense(gpu: FakeDevice, sparse: torch.Tensor, dtype: torch.dtype | None = None, **_unused: Any) -> torch.Tensor:
-    dense = _parts(sparse)[1].new_zeros(sparse.shape)
+    dense = parts_of(sparse)[1].new_zeros(sparse.shape)
     _added_to_dense(gpu, dense, sparse)
     return dense if dtype is None else dense.to(dtype)
 
 
 def _masked(gpu: FakeDevice, dense: torch.Tensor, mask: torch.Tensor, *_unused: Any) -> torch.Tensor:
     """``sparse_mask``: the elements of a tensor at another's indices; the indices are copied."""
-    indices, _values = _parts(mask)
+    indices, _values = parts_of(mask)
     if dense.layout is torch.sparse_coo:
         return _intersected(dense, mask)
     rows = dense.reshape(-1, *dense.shape[len(indices) :])
     picked = rows.index_select(0, _flat(indices, mask))
-    return _made(mask, indices.clone(), picked, mask.is_coalesced())
+    return made_of_parts(mask, indices.clone(), picked, mask.is_coalesced())
 
 
 def _intersected(sparse: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """``_sparse_binary_op_intersection_kernel_impl`` (SparseBinaryOpIntersectionCommon.h): each index is looked up."""
-    indices, values = _parts(sparse)
-    wanted, _values = _parts(mask)
+    indices, values = parts_of(sparse)
+    wanted, _values = parts_of(mask)
     looked_up = [
         _flat(indices, sparse),
         _flat(wanted, mask),
@@ -156,13 +158,13 @@ def _intersected(sparse: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     ]
     picked = values.new_empty((wanted.shape[1], *values.shape[1:]))
     del looked_up
-    return _made(mask, wanted.clone(), picked, mask.is_coalesced())
+    return made_of_parts(mask, wanted.clone(), picked, mask.is_coalesced())
 
 
 def _product(gpu: FakeDevice, sparse: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
     """``s_addmm_out_sparse_dense_cuda``: rows as in CSR, 32-bit indices, and the output."""
     gpu.values.assume(_("a sparse matrix product: cuSPARSE decides its own workspace at run time; it is not counted"))
-    indices, _values = _parts(sparse if sparse.is_coalesced() else _coalesced(gpu, sparse))
+    indices, _values = parts_of(sparse if sparse.is_coalesced() else _coalesced(gpu, sparse))
     out = dense.new_empty((sparse.shape[0], dense.shape[1]))
     rows, columns = indices[0].to(torch.int32), indices[1].to(torch.int32)
     begins = rows.new_empty(sparse.shape[0] + 1)
@@ -177,21 +179,23 @@ def _added_product(
 
 
 def _transposed(gpu: FakeDevice, sparse: torch.Tensor, first: int = 0, second: int = 1) -> torch.Tensor:
-    indices, values = _parts(sparse)
+    indices, values = parts_of(sparse)
     indices, values = indices.clone(), values.clone()
     with torch._C._DisableTorchDispatch():
         sizes = list(sparse.shape)
         sizes[first], sizes[second] = sizes[second], sizes[first]
         like = torch.empty(sizes, layout=torch.sparse_coo, device=META)
-    return _made(like, indices, values, False)
+    return made_of_parts(like, indices, values, False)
 
 
 def _construct(gpu: Any, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A sparse tensor of its parts, which are its memory."""
+    """A sparse tensor of its parts, which are its memory; on the host one of them may be real."""
     parts = [tensor for tensor in tensors_in(args, kwargs) if tensor.is_meta]
     if not parts:
         return func(*args, **kwargs)
     gpu.has_sparse = True
+    if all(gpu.place(part) is Place.HOST for part in parts):
+        args = map_tensors(args, lambda part: part if part.is_meta else gpu.copy_to(part, Place.HOST, func.name()))
     return func(*args, **{**kwargs, "device": META})
 
 

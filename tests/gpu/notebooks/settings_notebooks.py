@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.gpu.notebooks.failing_notebooks import NOTEBOOKS
-from tests.gpu.notebooks.notebook_cases import HEAD, Notebook, after, names, too_large_a_batch
+from tests.gpu.notebooks.notebook_cases import FILLED, HEAD, Notebook, after, names, too_large_a_batch
 
 NOTEBOOKS["settings of a dataclass"] = too_large_a_batch(
     (
@@ -180,4 +180,53 @@ for step, (ids, labels) in enumerate(loader):
 """,
     ),
     {"B": 48},
+)
+
+
+NOTEBOOKS["arrays as one batch"] = Notebook(
+    (
+        HEAD
+        + """
+import numpy as np
+features, labels = np.random.randn(150000, 200).astype("float32"), np.random.randint(0, 10, 150000)
+n = int(0.8 * len(features))
+model = nn.Sequential(nn.Linear(200, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+""",
+        """
+net = model.cuda()
+X_tr, y_tr = torch.FloatTensor(features[:n]).cuda(), torch.LongTensor(labels[:n]).cuda()
+X_te, y_te = torch.FloatTensor(features[n:]).cuda(), torch.LongTensor(labels[n:]).cuda()
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+for epoch in range(8):
+    net.train()
+    optimizer.zero_grad()
+    loss = F.cross_entropy(net(X_tr), y_tr)
+    loss.backward()
+    optimizer.step()
+    net.eval()
+    with torch.no_grad():
+        accuracy = (net(X_te).argmax(1) == y_te).float().mean()
+    print(epoch, loss.item(), accuracy.item())
+""",
+    ),
+    {},
+    FILLED,
+    names("smaller_batch"),
+)
+
+
+NOTEBOOKS["a kernel of all rows"] = Notebook(
+    (
+        HEAD
+        + """
+def rbf(a, b, length=1.0):
+    diff = a.unsqueeze(1) - b.unsqueeze(0)
+    return torch.exp(-(diff**2).sum(-1) / (2 * length**2))
+X_train = torch.randn(4000, 32).cuda()
+""",
+        "K = rbf(X_train, X_train)",
+    ),
+    {},
+    FILLED,
+    names("smaller_evaluation"),
 )

@@ -312,7 +312,10 @@ def _accumulate_inside(
     made = {node.id for one in others[: at - 1] for node in ast.walk(one) if is_stored(node)}
     step = next(at for at, one in enumerate(loop.body) if one in updates and "step" in map(called_alone, ast.walk(one)))
     behind = [one for one in loop.body[step:] if not made.intersection(_texts(one))]
-    after = [one for one in others[at:] if _leads_out(one) or _counts(one) or one in behind]
+    after: list[ast.stmt] = []
+    for one in others[at:]:
+        reads_later = any(bound_in(later).intersection(_texts(one)) for later in after)
+        after += [one] if _leads_out(one) or _counts(one) or one in behind or reads_later else []
     inside = [one for one in others[first:] if one not in after]
     each = ast.For(ast.Name("_"), ast.parse("range(accumulation)", mode="eval").body, inside, [])
     loop.body = [*others[:first], each, *updates, *after]

@@ -11,7 +11,9 @@ from typing import Any
 from oom_magic.explain.live.called import called_in, object_of
 from oom_magic.explain.remedies.own_code.accumulation import divide
 from oom_magic.explain.remedies.own_code.loops import Code, backwards, copied, is_module, is_update
-from oom_magic.user_code import is_stored, names_in, read_before_bound
+from oom_magic.user_code import bound_in, is_stored, names_in, read_before_bound, read_in
+
+_FIRST = "_oom_magic_first_rows"  # what cuts rows in a rehearsed cell
 
 
 def rows_read(tree: ast.Module, names: Mapping[str, Any], number: int) -> tuple[str, ...]:
@@ -63,6 +65,45 @@ def first_rows(rows: Collection[str], names: dict[str, Any], number: int) -> Ite
         yield
     finally:
         names.update(before)
+
+
+def made_rows(code: Code) -> Mapping[int, list[str]]:
+    """The places of the statements of a cell or function that bind, before the one that holds its backward, what its
+    step then reads as a whole, each with these names; none where there is no backward."""
+    holds = (at for at, one in enumerate(code.body) for block in (*_blocks(one), [one]) if any(backwards(block)))
+    end = next(holds, 0)
+    read = read_in(ast.Module(code.body[: end + 1], [])) - bound_in(code.body[end])
+    binding = ((at, one) for at, one in enumerate(code.body[:end]) if isinstance(one, ast.Assign))
+    last = {name: at for at, one in binding for target in one.targets for name in names_in(target) if name in read}
+    return {at: [name for name in last if last[name] == at] for at in last.values()}
+
+
+@contextmanager
+def first_made_rows(
+    code: Code, number: int, found: list[str], _tree: ast.Module, names: dict[str, Any], after: int
+) -> Iterator[None]:
+    """The first of ``number`` rows in place of all, for a while, in what the code makes for its step (``made_rows``),
+    and of those of earlier cells that are ``found``; adds the names to these."""
+    of_earlier_cells = [name for name in found if _has_rows(names.get(name), number)]
+    before, made = code.body, made_rows(code)
+
+    def first(name: str, value: Any) -> Any:
+        if not _has_rows(value, number):
+            return value
+        found.extend({name}.difference(found))
+        return value[:after]
+
+    code.body = []
+    for at, statement in enumerate(before):
+        cut = [ast.parse(f"{name} = {_FIRST}({name!r}, {name})").body[0] for name in made.get(at, ())]
+        code.body += [statement, *(ast.fix_missing_locations(ast.copy_location(one, statement)) for one in cut)]
+    names[_FIRST] = first
+    try:
+        with first_rows(of_earlier_cells, names, after):
+            yield
+    finally:
+        code.body = before
+        del names[_FIRST]
 
 
 def in_parts(tree: Code, rows: Collection[str], after: int, number: int) -> str:
@@ -149,8 +190,7 @@ class _Renamed(ast.NodeTransformer):
 
 
 def _reads(statements: list[ast.stmt], names: Collection[str]) -> bool:
-    nodes = (node for one in statements for node in ast.walk(one))
-    return any(isinstance(node, ast.Name) and node.id in names for node in nodes)
+    return any(not read_in(one).isdisjoint(names) for one in statements)
 
 
 def given_rows(tree: ast.Module, names: Mapping[str, Any], rows: Collection[str]) -> Mapping[str, str]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from types import FunctionType
 from typing import Any
 
 from oom_magic.explain.live.called import NOTHING, called_in, object_of
 from oom_magic.explain.remedies.own_code.loops import copied, is_module
-from oom_magic.user_code import bound_in, is_stored, names_in, read_before_bound
+from oom_magic.user_code import bound_in, is_stored, names_in, read_before_bound, read_in
 
 # Methods of models that compute rows by themselves, as calling the model does.
 _OF_ROWS = re.compile(r"^(generate|encode|forward|embed|predict|sample|decode|infer|transform)|_features$|^__call__$")
@@ -30,8 +30,12 @@ _ALONG = {
     "normalize": 1,
 }  # fmt: skip
 _ALONG_LAST = frozenset({"topk", "sort", "argsort", "normalize"})  # unless another is given
-_IN_PAIRS = frozenset({"cdist", "einsum", "outer", "kron", "tensordot"})
-_MIXING = frozenset({"nonzero", "unique", "backward", "item"})
+_IN_PAIRS = frozenset({"cdist", "outer", "kron", "tensordot"})
+_MIXING = frozenset(
+    {"nonzero", "unique", "backward", "item", "diag", "diagonal", "fill_diagonal_", "eye", "trace", "tril", "triu",
+     "tril_", "triu_", "solve", "solve_triangular", "cholesky", "cholesky_solve", "lstsq", "inv", "inverse", "pinv",
+     "det", "logdet", "slogdet", "svd", "svdvals", "qr", "eig", "eigh", "eigvals", "eigvalsh", "lobpcg", "matrix_exp"}
+)  # fmt: skip
 _NUMBER_OF_ROWS = re.compile(
     r"^-1$|^len\([\w.]+\)$|^[\w.]+\.shape\[0\]$|^[\w.]+\.size\(0\)$|^\*[\w.]+\.shape\[:-?\d+\]$"
 )
@@ -123,11 +127,9 @@ def _is_of_rows(call: ast.Call, names: Mapping[str, Any]) -> bool:
         return False
     called = [one for one in called_in(call, names) if not is_module(one.owner)]
     runs = (node.func for one in called for node in ast.walk(one.definition) if isinstance(node, ast.Call))
-    return any(is_module(object_of(function, one.names)) for one in called for function in runs) and all(
-        _keeps_rows(node) and not _meets(node, _derived(one.definition, _given(call, one.definition, _names(call))))
-        for one in called
-        for node in ast.walk(one.definition)
-    )
+    given = set(names_in(call))
+    codes = ((one.definition, _derived(one.definition, _given(call, one.definition, given))) for one in called)
+    return any(is_module(object_of(function, one.names)) for one in called for function in runs) and _stay_apart(codes)
 
 
 class _Rows(ast.NodeTransformer):
@@ -208,30 +210,49 @@ def computed_in_parts(tree: ast.Module, names: Mapping[str, Any], rows: str, aft
     """The cell with the statements that compute something of ``rows`` done for ``after`` rows at a time, and the
     results joined; None where rows are not computed by themselves."""
     body = tree.body
-    reads = [at for at, one in enumerate(body) if rows in _read(one)]
-    if not reads or any(rows in _bound([one]) for one in body):
+    reads = [at for at, one in enumerate(body) if rows in read_in(one)]
+    if not reads or any(rows in bound_in(one) for one in body):
         return None
     start, stop = _stretch(body, reads[0])
-    block = body[start:stop]
-    results = _results(block, body[stop:])
-    begun = read_before_bound(ast.Module(list(block), [])) & _bound(block)
-    if not results or begun or reads[-1] >= stop or not _are_by_themselves(block, names, rows):
+    block, part = ast.Module(body[start:stop], []), f"{rows}_part"
+    used = _results(block.body, body[stop:])
+    begun = read_before_bound(block) & bound_in(block)
+    inside = _of_part(block.body, names, rows, part) if used and not begun and reads[-1] < stop else []
+    parted = _in_parts(inside, used, part, f"{rows}.split({after})")
+    if not parted:
         return None
-    part = f"{rows}_part"
-    inside = [_named(copied(one), rows, part) for one in block]
-    loop = ast.parse(f"for {part} in {rows}.split({after}):\n    pass").body[0]
+    return ast.fix_missing_locations(ast.Module([*body[:start], *parted, *body[stop:]], []))
+
+
+def _in_parts(inside: Sequence[ast.stmt], used: Sequence[str], part: str, parts: str) -> list[ast.stmt]:
+    """The statements in a loop over parts of the rows, behind those that read none, and what is ``used`` of their
+    results joined; nothing where none is used."""
+    derived = _derived(ast.Module(list(inside), []), {part})
+    results = [name for name in used if name in derived]
+    if not results:
+        return []
+    alike = [one for one in inside if derived.isdisjoint(names_in(one)) and not bound_in(one) & _filled(inside)]
+    looped = [one for one in inside if one not in alike]
+    loop = ast.parse(f"for {part} in {parts}:\n    pass").body[0]
     assert isinstance(loop, ast.For)
     together = results[0] if len(results) == 1 else f"({', '.join(results)})"
-    passing = [name for name in _made_by(block) if name not in results]  # what is left would be of the last part alone
+    passing = [name for name in _made_by(looped) if name not in used]  # what is left would be of the last part alone
     behind = f"parts.append({together})" + (f"\ndel {', '.join(passing)}" if passing else "")
-    left = sorted(_made_in_loops(block) - {*results, *passing})
+    left = sorted(_made_in_loops(looped) - {*used, *passing})
     behind += f"\n{' = '.join(left)} = None" if left else ""
-    loop.body = [*inside, *ast.parse(behind).body]
+    loop.body = [*looped, *ast.parse(behind).body]
     joined = f"{results[0]} = torch.cat(parts)"
     if len(results) > 1:
         joined = f"{', '.join(results)} = map(torch.cat, zip(*parts))"
-    made = [*body[:start], *ast.parse("parts = []").body, loop, *ast.parse(joined).body, *body[stop:]]
-    return ast.fix_missing_locations(ast.Module(made, []))
+    return [*alike, *ast.parse("parts = []").body, loop, *ast.parse(joined).body]
+
+
+def _filled(block: Sequence[ast.stmt]) -> set[str]:
+    """The names of what a method or an item may be set in: ``kept.append(row)``, ``table[0] = row``."""
+    nodes = [node for one in block for node in ast.walk(one)]
+    called = [node.func.value for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    stored = [node.value for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    return {one.id for one in (*called, *stored) if isinstance(one, ast.Name)}
 
 
 def _stretch(body: Sequence[ast.stmt], first: int) -> tuple[int, int]:
@@ -239,7 +260,7 @@ def _stretch(body: Sequence[ast.stmt], first: int) -> tuple[int, int]:
     before one that only uses a result."""
     stop = next((at for at in range(first, len(body)) if isinstance(body[at], ast.Expr)), len(body))
     bound = _bound(body[first:stop])
-    start = next((at for at in range(first) if _bound([body[at]]) & bound), first)
+    start = next((at for at in range(first) if bound_in(body[at]) & bound), first)
     return start, stop
 
 
@@ -248,7 +269,7 @@ def _results(block: Sequence[ast.stmt], behind: Sequence[ast.stmt]) -> list[str]
     last = block[-1]
     while isinstance(last, ast.With):
         last = last.body[-1]
-    used = {name for one in behind for name in _read(one)} | set(_made_by([last]))
+    used = {name for one in behind for name in read_in(one)} | set(_made_by([last]))
     return [name for name in dict.fromkeys(node.id for node in _stored(block)) if name in used]
 
 
@@ -266,18 +287,41 @@ def _made_in_loops(block: Sequence[ast.stmt]) -> set[str]:
     return _bound(list(made))
 
 
-def _are_by_themselves(block: Sequence[ast.stmt], names: Mapping[str, Any], rows: str) -> bool:
-    """Whether the statements, and the user's functions that they call, compute each row by itself, as far as can be
-    seen: nothing mixes the first dimension, and no statement takes the rows twice."""
-    module = ast.Module(list(block), [])
-    if any(sum(node.id == rows for node in ast.walk(one) if isinstance(node, ast.Name)) > 1 for one in _parts(module)):
-        return False
+def _of_part(block: Sequence[ast.stmt], names: Mapping[str, Any], rows: str, part: str) -> list[ast.stmt]:
+    """The statements for a part of the rows; none where they, or the user's functions that they call, do not compute
+    each row by itself, as far as can be seen: nothing mixes the first dimension. Where each row is compared with all,
+    ``torch.cdist(x, x)``, those of the part are."""
+    made = [copied(one) for one in block]
+    module = ast.Module(made, [])
     if any(isinstance(node, (ast.AugAssign, ast.FunctionDef, ast.ClassDef)) for node in ast.walk(module)):
-        return False
+        return []
     called = [one.definition for one in called_in(module, names)]
-    derived = _derived(module, {rows})
-    codes = [(module, derived), *((one, _derived(one, _given(module, one, derived))) for one in called)]
-    return not any(not _keeps_rows(node) or _meets(node, own) for code, own in codes for node in ast.walk(code))
+
+    def stay_apart(first: str) -> bool:
+        derived = _derived(module, {first})
+        codes = [(module, derived), *((one, _derived(one, _given(module, one, derived))) for one in called)]
+        return _stay_apart(codes)
+
+    read = [
+        [node for node in ast.walk(one) if isinstance(node, ast.Name) and node.id == rows] for one in _parts(module)
+    ]
+    twice = [each for each in read if len(each) > 1]
+    if len(twice) > 1 or any(len(each) > 2 for each in twice) or (twice and stay_apart(rows)):
+        return []
+    once = [node for each in read if len(each) == 1 for node in each]
+    for chosen in twice[0] if twice else [None]:  # the rows of the part are on one side
+        for node in (*once, *([chosen] if chosen is not None else ())):
+            node.id = part
+        if stay_apart(part):
+            return made
+        if chosen is not None:
+            chosen.id = rows
+    return []
+
+
+def _stay_apart(codes: Iterable[tuple[ast.AST, Set[str]]]) -> bool:
+    """Whether code computes each row by itself, of pairs of code and the names there of what has the rows."""
+    return all(_keeps_rows(node) and not _meets(node, derived) for code, derived in codes for node in ast.walk(code))
 
 
 def _parts(code: ast.AST) -> Iterator[ast.AST]:
@@ -299,7 +343,7 @@ def _given(caller: ast.AST, function: ast.FunctionDef | ast.AsyncFunctionDef, de
     own = names[1:] if names[:1] == ["self"] else names
     given = [pair for call in calls for pair in zip(own, call.args, strict=False)]
     given += [(one.arg or "", one.value) for call in calls for one in call.keywords]
-    return {name for name, one in given if not _names(one).isdisjoint(derived)} if calls else set(names)
+    return {name for name, one in given if not set(derived).isdisjoint(names_in(one))} if calls else set(names)
 
 
 def _derived(code: ast.AST, first: Collection[str]) -> set[str]:
@@ -309,7 +353,7 @@ def _derived(code: ast.AST, first: Collection[str]) -> set[str]:
     while len(derived) > before:
         before = len(derived)
         for target, value in bindings:
-            if not _names(value).isdisjoint(derived):
+            if not derived.isdisjoint(names_in(value)):
                 derived |= bound_in(target)
     return derived
 
@@ -326,12 +370,12 @@ def _bindings(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
     return []
 
 
-def _meets(node: ast.AST, derived: Collection[str]) -> bool:
+def _meets(node: ast.AST, derived: Set[str]) -> bool:
     """Whether each row meets others there: of what is ``derived`` from rows, these come to stand elsewhere, or two are
     compared in pairs."""
 
     def is_derived(one: ast.AST) -> bool:
-        return not _names(one).isdisjoint(derived)
+        return not derived.isdisjoint(names_in(one))
 
     match node:
         case ast.Attribute(value=value, attr="T" | "H") | ast.Call(func=ast.Attribute(value=value, attr="t")):
@@ -344,11 +388,13 @@ def _meets(node: ast.AST, derived: Collection[str]) -> bool:
             return is_derived(value)
         case ast.Call(func=ast.Attribute(attr=name), args=args) if name in _IN_PAIRS:
             return sum(map(is_derived, args)) > 1
+        case ast.BinOp(left=left, op=ast.MatMult(), right=right):
+            return is_derived(right) and not is_derived(left)  # a sum over rows
+        case ast.Call(func=ast.Attribute(attr="einsum"), args=[ast.Constant(value=str(equation)), *operands]):
+            terms, _, result = equation.replace(" ", "").partition("->")
+            own = {term[:1] for term, one in zip(terms.split(","), operands, strict=False) if is_derived(one)}
+            return bool(own) and own != {result[:1]}
     return False
-
-
-def _names(tree: ast.AST) -> set[str]:
-    return set(names_in(tree))
 
 
 def _keeps_rows(node: ast.AST) -> bool:
@@ -393,16 +439,4 @@ def _stored(block: Sequence[ast.stmt]) -> list[ast.Name]:
 
 
 def _bound(block: Sequence[ast.stmt]) -> set[str]:
-    return {node.id for node in _stored(block)}
-
-
-def _read(statement: ast.stmt) -> set[str]:
-    nodes = (node for node in ast.walk(statement) if isinstance(node, ast.Name) and not is_stored(node))
-    return {node.id for node in nodes}
-
-
-def _named(statement: Any, old: str, new: str) -> Any:
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Name) and node.id == old:
-            node.id = new
-    return statement
+    return bound_in(ast.Module(list(block), []))

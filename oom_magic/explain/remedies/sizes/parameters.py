@@ -11,14 +11,15 @@ import inspect
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from oom_magic.explain.live.called import called_in, object_of
-from oom_magic.explain.remedies.own_code.parts import first_rows, rows_read
+from oom_magic.explain.remedies.own_code.loops import Code
+from oom_magic.explain.remedies.own_code.parts import first_made_rows, first_rows, made_rows, rows_read
 from oom_magic.explain.remedies.own_code.rows import computed_in_parts, in_rows, model_calls
 from oom_magic.explain.remedies.sizes.overrides import (
     Override,
@@ -35,7 +36,7 @@ from oom_magic.explain.remedies.sizes.overrides import (
     override_word,
     set_for_a_while,
 )
-from oom_magic.user_code import bound_in, is_cell, is_users_file
+from oom_magic.user_code import bound_in, is_cell, is_users_file, names_in
 
 _BATCH = re.compile(r"batch|(^|_)bs($|_)|^B$", re.IGNORECASE)
 _LENGTH = re.compile(r"seq|len|block_size|context|n_ctx|^T$|^S$", re.IGNORECASE)
@@ -66,22 +67,36 @@ class SizeParameter:
     is_named: bool  # whether its name denotes the size
     override: Override  # a context manager over (the cell, its names, the new value)
     target: str = ""
-    rows: tuple[str, ...] = ()
+    rows: Sequence[str] = field(default=(), compare=False)
 
 
 def find_rows(
     tree: ast.Module, names: Mapping[str, Any], value: int, are_free: bool = False
 ) -> Iterator[SizeParameter]:
-    """The data of earlier cells that a step takes as a whole, ``value`` rows. ``are_free``: nothing is trained, and
-    statements compute each row by itself."""
+    """The data that a step takes as a whole, ``value`` rows. ``are_free``: nothing is trained, and statements compute
+    each row by itself."""
     rows = rows_read(tree, names, value)
     if are_free:
-        found = next((name for name in rows if computed_in_parts(tree, names, name, 1)), None)
-        if found is not None and "torch" in names:
-            in_parts = partial(computed_in_parts, rows=found)
-            yield SizeParameter(found, False, partial(changed_cell, in_parts))
-    elif rows:
+        leading = next((name for name in rows if computed_in_parts(tree, names, name, 1)), None)
+        if leading is not None and "torch" in names:
+            in_parts = partial(computed_in_parts, rows=leading)
+            yield SizeParameter(leading, False, partial(changed_cell, in_parts))
+        return
+    for code, place in _steps_of(tree, names):
+        found = [name for name in rows if name in names_in(code)]
+        yield SizeParameter("", False, place(partial(first_made_rows, code, value, found)), rows=found)
+    if rows:
         yield SizeParameter("", False, lambda _, seen, number: first_rows(rows, seen, number), rows=rows)
+
+
+def _steps_of(tree: ast.Module, names: Mapping[str, Any]) -> Iterator[tuple[Code, Callable[[Override], Override]]]:
+    """The cell, its functions and those of other cells that it runs, of which a step may take what they make as a
+    whole, each with what has an override come into the cell."""
+    inside: list[Code] = [tree, *(one for one in tree.body if isinstance(one, ast.FunctionDef))]
+    yield from ((code, lambda override: override) for code in inside if made_rows(code))
+    for one in called_in(tree, names):
+        if made_rows(one.definition) and is_cell(one.file) and names.get(one.definition.name) is one.function:
+            yield one.definition, partial(partial, defined_in, one.definition)
 
 
 def find_size_parameters(
@@ -276,11 +291,15 @@ def _names_of(target: ast.expr) -> Iterator[str]:
 def _variables(
     tree: ast.Module, names: Mapping[str, Any], pattern: re.Pattern[str], value: int
 ) -> Iterator[SizeParameter]:
-    """Variables that earlier cells set."""
+    """Variables that earlier cells set, but for the place where others split data: ``rows[:n]``, ``rows[n:]``."""
+    slices = [node for node in ast.walk(tree) if isinstance(node, ast.Slice)]
+    splits = {ast.unparse(one.lower) for one in slices if one.lower is not None and one.upper is None}
     assigned = bound_in(tree)
     for name, current in names.items():
         if type(current) is int and current == value and name not in assigned and not name.startswith("_"):
-            yield SizeParameter(name, bool(pattern.search(name)), override_item(name), name)
+            is_named = bool(pattern.search(name))
+            if is_named or name not in splits:
+                yield SizeParameter(name, is_named, override_item(name), name)
 
 
 def _defaults(
