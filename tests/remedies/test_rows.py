@@ -75,7 +75,7 @@ def test_rows_in_parts_give_the_same(cell: str, results: tuple[str, ...]) -> Non
     assert tree is not None
     exec(cell, whole)
     exec(compile(tree, "<cell>", "exec"), parts)
-    assert all(torch.allclose(whole[name], parts[name]) for name in results)
+    assert all(torch.allclose(whole[name], parts[name], atol=1e-5) for name in results)
     assert "torch.ones" not in ast.unparse(tree).partition("for ")[2]  # what is the same for all is computed once
 
 

@@ -246,3 +246,63 @@ print(hidden.mean().item())
     names("keep_on_host"),
     {"keep_on_host": put(CPU=".cpu()")},
 )
+
+NOTEBOOKS["labels collected beside predictions"] = Notebook(
+    (
+        HEAD
+        + """
+from torch.utils.data import DataLoader, TensorDataset
+seg = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 8, 3, padding=1)).cuda().eval()
+val_loader = DataLoader(TensorDataset(torch.rand(400, 3, 256, 256), torch.randint(0, 8, (400, 256, 256))), batch_size=8)
+def validate(model, loader):
+    preds, targets = [], []
+    with torch.no_grad():
+        for img, mask in loader:
+            img, mask = img.cuda(), mask.cuda()
+            preds.append(torch.softmax(model(img), dim=1){CPU})
+            targets.append(mask{CPU})
+    preds = torch.cat(preds); targets = torch.cat(targets)
+    return (preds.argmax(1) == targets).float().mean().item()
+""",
+        "print(validate(seg, val_loader))",
+    ),
+    {"CPU": ""},
+    names("leak_or_retained_reference"),
+    names("keep_on_host"),
+    {"keep_on_host": put(CPU=".cpu()")},
+)
+
+NOTEBOOKS["graph as a sparse matrix"] = Notebook(
+    (
+        HEAD
+        + """
+N = 60000
+adj = torch.sparse_coo_tensor(torch.randint(0, N, (2, 500000)), torch.ones(500000), (N, N)).coalesce().cuda()
+feats, labels = torch.randn(N, 256).cuda(), torch.randint(0, 40, (N,)).cuda()
+class GCN(nn.Module):
+    def __init__(self, dims):
+        super().__init__()
+        self.lins = nn.ModuleList(nn.Linear(a, b) for a, b in zip(dims, dims[1:]))
+    def forward(self, x, adj):
+        rows, columns = adj.indices()
+        for lin in self.lins:
+            x = F.relu(lin(x))
+            x = torch.zeros_like(x).index_add_(0, rows, x[columns])
+        return x
+""",
+        """
+gcn = GCN((256, 256, 256, 40)).cuda()
+opt = torch.optim.Adam(gcn.parameters(), lr=0.01)
+for epoch in range(10):
+    {WITH}
+        loss = F.cross_entropy(gcn(feats, adj), labels)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    {"WITH": "if True:"},
+    names("activations"),
+    names("mixed_precision"),
+    {"mixed_precision": put(WITH='with torch.autocast("cuda", dtype=torch.bfloat16):')},
+)
