@@ -251,3 +251,10 @@ def test_powers_of_two_are_bytes_and_no_picture():
     assert "1024*1024*1024" not in _shown(
         "a video is rendered, CUDA out of memory. padded_size = (size_t)1*1024*1024*1024;"
     )
+
+
+def test_an_evaluation_that_fails_beside_its_training_is_compared_with_it_first():
+    shown = _shown(
+        "CUDA out of memory in validation. While I train one model the GPU takes 19 of 24 GB, in validation more"
+    )
+    assert "What to try: Compare the inputs of the evaluation" in shown
