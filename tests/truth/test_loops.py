@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import linecache
+import sys
 from collections.abc import Callable, Iterable
 from itertools import repeat
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import oom_magic as om
+from oom_magic.predict.instrumentation import loop_code
 from oom_magic.predict.instrumentation.loop_code import with_loops
 from oom_magic.predict.session import DrySession
 from oom_magic.units import MIB
@@ -196,6 +198,41 @@ def test_code_outside_a_dry_run_is_as_it_was() -> None:
     exec(with_loops(compile(source.read_text(), str(source), "exec")), names)
     seen = [len(item[0]) for item in names["data"](6, 2)]  # type: ignore[operator]
     assert seen == [2, 2, 2]
+
+
+_TRAINER = """import torch
+class Trainer:
+    def __init__(self, model): self.model = model
+    def train(self):
+        optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        for step in range(20):
+            self.model(torch.ones(8, 512, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("home", ["project", "site-packages"])
+def test_loops_of_a_module_that_the_run_imports_first_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    """As a module of the user's, or transformers' Trainer, that a cell imports: the run ended with the third step."""
+    (tmp_path / home).mkdir()
+    (tmp_path / home / "first_met_trainer.py").write_text(_TRAINER)
+    monkeypatch.syspath_prepend(tmp_path / home)
+    monkeypatch.setattr(loop_code, "TRAINERS", (("first_met_trainer", "Trainer"),))
+
+    def program() -> None:
+        from first_met_trainer import Trainer
+
+        model = torch.nn.Linear(512, 512).cuda()
+        Trainer(model).train()
+        with torch.no_grad():
+            model(torch.ones(65536, 512, device="cuda"))
+
+    report = om.dry_run(program, gpu="A100 80GB")
+    sys.modules.pop("first_met_trainer", None)
+    assert len(report.steps) == 3 and report.peak_allocated_bytes > 1 << 28
 
 
 def test_loops_of_a_notebook(shell: Any) -> None:

@@ -14,13 +14,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
-from types import CodeType, FunctionType, MethodType
+from importlib.machinery import PathFinder
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
 from oom_magic.predict.instrumentation.loops import LOOPS, can_be_asked
 from oom_magic.predict.isolation.reach import users_modules
+from oom_magic.predict.libraries.adapters import imports_followed
 from oom_magic.user_code import compiled_cell, is_cell, is_users_file
 
 _PLACE = "<the loops of the dry run>"  # in the compiled code, until LOOPS itself takes its place
@@ -31,7 +33,7 @@ _LIGHTNING = (
     ("fit_loop", "_FitLoop"), ("training_epoch_loop", "_TrainingEpochLoop"), ("evaluation_loop", "_EvaluationLoop"),
     ("prediction_loop", "_PredictionLoop"),
 )  # fmt: skip
-_TRAINERS = (
+TRAINERS = (
     ("transformers.trainer", "Trainer"),
     ("trl.trainer.base_trainer", "_BaseTrainer"),
     *(
@@ -44,16 +46,22 @@ _TRAINERS = (
 
 @contextmanager
 def loops_known(function: Callable[..., Any], namespaces: Iterable[Mapping[str, Any]]) -> Iterator[None]:
-    """Replace the code of functions reachable from ``function`` and the user's modules by ``with_loops``."""
+    """Replace the code of functions reachable from ``function`` and the user's modules by ``with_loops``, and that of
+    trainers; also of modules that are imported meanwhile."""
     before: list[tuple[FunctionType, CodeType]] = []
-    try:
-        for found in _functions(function, namespaces):
+
+    def rewrite(functions: Iterable[FunctionType]) -> None:
+        for found in functions:
             code = found.__code__
             made = with_loops(code)
             if made is not code:
                 before.append((found, code))
                 found.__code__ = made
-        yield
+
+    try:
+        rewrite(_functions(function, namespaces))
+        with imports_followed(_is_followed, lambda module: rewrite(_of_module(module))):
+            yield
     finally:
         for found, code in before:
             found.__code__ = code
@@ -224,9 +232,29 @@ def _statements_of(loop: ast.For | ast.While) -> Iterator[ast.AST]:
 
 def _functions(function: Callable[..., Any], namespaces: Iterable[Mapping[str, Any]]) -> list[FunctionType]:
     """The user's functions in ``function``, these namespaces and the user's modules, and trainers' methods."""
-    found: dict[int, FunctionType] = {}
     waiting: list[Any] = [function, *(value for names in namespaces for value in list(names.values()))]
     waiting += (value for module in users_modules() for value in list(vars(module).values()))
+    found = _users_functions(waiting)
+    imported = (sys.modules[name] for name in dict(TRAINERS) if name in sys.modules)
+    return [*found, *(one for module in imported for one in _of_trainers(module))]
+
+
+def _is_followed(name: str, path: Any) -> bool:
+    """Whether a module that is to be imported is the user's, or has a trainer."""
+    if name in dict(TRAINERS):
+        return True
+    spec = PathFinder.find_spec(name, path)
+    return spec is not None and is_users_file(spec.origin or "<>")
+
+
+def _of_module(module: ModuleType) -> list[FunctionType]:
+    """The functions with loops of a module that has just been imported."""
+    return [*_of_trainers(module)] or _users_functions(list(vars(module).values()))
+
+
+def _users_functions(waiting: list[Any]) -> list[FunctionType]:
+    """The user's functions among some objects, and inside of them."""
+    found: dict[int, FunctionType] = {}
     seen: set[int] = set()
     while waiting:
         one = waiting.pop()
@@ -239,11 +267,16 @@ def _functions(function: Callable[..., Any], namespaces: Iterable[Mapping[str, A
             waiting += _wrapped_by(one)
         else:
             waiting += _parts(one)
-    for name, trainer in _TRAINERS:
-        methods = [one for one in vars(getattr(sys.modules.get(name), trainer, object)).values() if callable(one)]
-        wrapped = [inner for one in methods if isinstance(one, FunctionType) for inner in _wrapped_by(one)]
-        found.update((id(one), one) for one in (*methods, *wrapped) if isinstance(one, FunctionType))
     return list(found.values())
+
+
+def _of_trainers(module: ModuleType) -> Iterator[FunctionType]:
+    """The methods of the trainers that a module of a library defines."""
+    for name, trainer in TRAINERS:
+        if name == module.__name__:
+            methods = [one for one in vars(getattr(module, trainer, object)).values() if callable(one)]
+            wrapped = [inner for one in methods if isinstance(one, FunctionType) for inner in _wrapped_by(one)]
+            yield from (one for one in (*methods, *wrapped) if isinstance(one, FunctionType))
 
 
 def _wrapped_by(function: FunctionType) -> Iterator[Any]:

@@ -60,23 +60,32 @@ def adapted(tables: Sequence[Mapping[str, Adapter]], run: Run) -> Iterator[None]
 
         for name in sorted(names & sys.modules.keys()):
             adapt(sys.modules[name])
-        finder = _Finder(names, adapt)
-        sys.meta_path.insert(0, finder)
-        stack.callback(_take_out, finder)
+        with imports_followed(lambda name, _path: name in names, adapt):
+            yield
+
+
+@contextmanager
+def imports_followed(is_wanted: Callable[[str, Any], bool], loaded: Callable[[ModuleType], None]) -> Iterator[None]:
+    """``loaded`` is called with each module that is imported meanwhile, and wanted by its name and search path."""
+    finder = _Finder(is_wanted, loaded)
+    sys.meta_path.insert(0, finder)
+    try:
         yield
+    finally:
+        _take_out(finder)
 
 
 class _Finder(MetaPathFinder):
     """A finder for modules that have an adapter; it asks the finders after it."""
 
-    def __init__(self, names: set[str], loaded: Callable[[ModuleType], None]) -> None:
-        self._names = names
+    def __init__(self, is_wanted: Callable[[str, Any], bool], loaded: Callable[[ModuleType], None]) -> None:
+        self._is_wanted = is_wanted
         self._loaded = loaded
         self._searching: set[str] = set()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """The module's own spec, with a loader that applies the adapter."""
-        if name not in self._names or name in self._searching:
+        if name in self._searching or not self._is_wanted(name, path):
             return None
         self._searching.add(name)
         try:
