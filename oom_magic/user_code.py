@@ -83,6 +83,19 @@ def source_text(file: str, line: int, module_globals: dict[str, Any] | None = No
     return linecache.getline(file, line, module_globals).strip()
 
 
+Lines = tuple[tuple[str, int], ...]  # of running code, each with its file, the outermost first
+
+
+def running_lines() -> Lines:
+    """The lines of the user's code that run now."""
+    frame, found = sys._getframe(1), list[tuple[str, int]]()
+    while frame is not None:
+        if is_users_file(frame.f_code.co_filename):
+            found.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back  # type: ignore[assignment]
+    return tuple(reversed(found))
+
+
 def is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
     """Whether a name is bound there."""
     return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)

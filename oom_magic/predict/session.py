@@ -434,13 +434,13 @@ class DrySession:
                 self.fake_gpu.ending = Finished  # on all threads
                 raise
 
-    def limit_where_caught(self, capacity_bytes: int, cell: str, most_failures: int | None = None) -> None:
+    def limit_where_caught(self, capacity_bytes: int, cell: ast.Module, most_failures: int | None = None) -> None:
         """Let the cards run out of memory, with so much for PyTorch, where the code goes on after it, at most so many
         times; the report then begins after the last time. Where nothing goes on they never run out. ``cell`` are the
-        statements that run, as they are written out."""
+        statements that run."""
         for recorder in self.recorders:
             recorder.allocator.resize(capacity_bytes)
-        self._cell = ast.parse(cell)
+        self._cell = cell
         self._failures_left = sys.maxsize if most_failures is None else most_failures
 
     def _goes_on(self) -> bool:

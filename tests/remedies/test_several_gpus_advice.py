@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.code import code_for
-from oom_magic.explain.remedies.own_code.loops import frozen_without_gradients
+from oom_magic.explain.remedies.own_code.gradients_off import frozen_without_gradients
 from oom_magic.explain.remedies.own_code.models import own_names
 from oom_magic.explain.remedies.own_code.writing import CodeWriter
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Variation

@@ -123,6 +123,7 @@ class CellRehearsal:
         self._survey: Survey | None = None
         self._made_inside = MadeInside()
         self._fullest: ModelCall | None = None
+        self._is_unwalked = False  # no backward walked its graph, though others
         self._beside: list[ModelCall] = []  # the calls of its step that keep a graph
         self._later: ModelCall | None = None  # of the evaluation that took most in the last ``run_on``
         self._training: Training | None = None  # of the last run
@@ -155,6 +156,9 @@ class CellRehearsal:
         left = training.turns.left
         self.kept_by_turns = (0, 0) if left is None else left.kept(report.timeline)
         self._fullest = training.fullest_call(report)
+        self._is_unwalked = self._fullest is not None and self._survey.is_unwalked(
+            self._fullest, len(training.model_calls)
+        )
         self._evaluates_between = training.evaluates_between(report)
         self._beside = training.calls_beside(report, self._fullest)
         self.sizes = {} if self._fullest is None else sizes_of_inputs(self._fullest.inputs)
@@ -212,12 +216,13 @@ class CellRehearsal:
         if fullest is None:
             return "batch" in self.sizes and self._never_trains  # of rows
         is_trained = self._trains_at_peak or (fullest.has_gradients and self._trains_so)
-        return not is_trained or self._never_trains
+        return not is_trained or self._never_trains or self._is_unwalked
 
     @property
     def is_step(self) -> bool:
         """Whether a model in training mode ran with a graph at the peak."""
-        return self._fullest is not None and self._fullest.is_training and self._fullest.has_gradients
+        fullest = self._fullest
+        return fullest is not None and fullest.is_training and fullest.has_gradients and not self._is_unwalked
 
     @property
     def _never_trains(self) -> bool:
@@ -380,14 +385,16 @@ class CellRehearsal:
             if key == "no_grad":
                 size = (self.parameters["batch"], values["after"]) if "after" in values else None
                 may_train = self._survey is None or self._survey.has_trained
-                if (own := self._writer.no_grad(may_train, self.runs_frozen, size)) is not None:
+                unwalked = frozenset() if self._survey is None else self._survey.unwalked
+                if (own := self._writer.no_grad(may_train, self.runs_frozen, size, unwalked)) is not None:
                     return own
             if key == "kept_classes":
                 return self._writer.kept_classes()
             if key.startswith("single_weights"):
                 return in_single_precision(self._tree, self._names) or None
             own = self._writer.rewritten(lambda code, seen: own_code(code, seen, key, values))
-            own = "" if key == "mixed_precision" and self.keeps_no_graph else own or self._writer.placed(key, values)
+            is_of_evaluation = key == "mixed_precision" and (self.keeps_no_graph or self._is_unwalked)
+            own = "" if is_of_evaluation else own or self._writer.placed(key, values)
             return own or self._writer.beside(key, values, self.names)
         parameter = self.parameters.get(what)
         if parameter is None:
@@ -473,7 +480,7 @@ class CellRehearsal:
             with rewritten_cell(self._tree, self._names, overridden, growth, written):
                 tree = ReboundNames(self._names, session.fake_gpu, leaves).watched(self._tree)
                 if self._usable_bytes and self._goes_on:
-                    session.limit_where_caught(self._usable_bytes, ast.unparse(tree), most_failures)
+                    session.limit_where_caught(self._usable_bytes, tree, most_failures)
                 self._call(tree, self._names)
 
         written = self._written(changes)

@@ -82,9 +82,26 @@ def _content(code: CodeType) -> tuple[object, ...]:
 
 
 def compiled_with_loops(tree: ast.Module, file: str) -> CodeType:
-    """The code of statements with their loops known; lines are counted in the statements written out."""
+    """The code of statements with their loops known; each statement counts as one line, its first."""
     source = ast.unparse(ast.fix_missing_locations(tree))
-    return _with_loops_in_place(compiled_cell(_Rewriter(source).visit(ast.parse(source)), file))
+    written = ast.parse(source)
+    lines = {id(new): old.lineno for new, old in zip(_statements(written), _statements(tree), strict=False)}
+    made = _Rewriter(source).visit(written)
+    _place(made, 1, lines)
+    return _with_loops_in_place(compiled_cell(made, file))
+
+
+def _statements(tree: ast.AST) -> list[ast.stmt]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+
+
+def _place(node: ast.AST, line: int, lines: Mapping[int, int]) -> None:
+    """Put a node, and those in it, at its statement's line, of ``lines`` by identity; a new one at ``line``."""
+    line = lines.get(id(node), line)
+    if "lineno" in node._attributes:
+        vars(node).update(lineno=line, end_lineno=line, col_offset=0, end_col_offset=0)
+    for inside in ast.iter_child_nodes(node):
+        _place(inside, line, lines)
 
 
 Codes = dict[tuple[str, int], list[tuple[CodeType, CodeType]]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from oom_magic.predict.setups.model_source import lora_targets, name_of_switch
 from oom_magic.predict.what_if.change import Change, InapplicableError, library
 from oom_magic.predict.what_if.optimizer_changes import optimizers_of
 from oom_magic.predict.what_if.recomputed_parts import parts_of, recomputed_parts
+from oom_magic.user_code import Lines, running_lines
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -324,14 +325,17 @@ def plain_linears(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, to
 
 
 class NoGradients(Change):
-    """``torch.no_grad()`` around models that evaluate: in evaluation mode, or called when all training was done.
+    """``torch.no_grad()`` around models that evaluate: in evaluation mode, called when all training was done, or in
+    lines whose graphs no backward walked.
 
     Not where gradients go through one to its inputs, as through the network of a perceptual loss, nor around one whose
     weights are trained though it never was in training mode.
-    ``num_training_calls`` models were called until the last optimizer step of the run as it is; a survey tells.
+    ``num_training_calls`` models were called until the last optimizer step of the run as it is, and ``unwalked`` are
+    those lines, each with those that lead to it; a survey tells.
     """
 
     num_training_calls = 0
+    unwalked: frozenset[Lines] = frozenset()
 
     def __init__(self) -> None:
         self._num_calls = 0
@@ -359,12 +363,18 @@ class NoGradients(Change):
     def around_call(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """``torch.no_grad()`` for a call that evaluates."""
         self._num_calls += 1
-        if self._num_calls > self.num_training_calls:
+        if self._num_calls > self.num_training_calls or is_within(self.unwalked):
             return torch.no_grad()
         if model.training:
             self._trained.add(model)
         evaluates = not model.training and not self._goes_through and (model in self._trained or not _is_trained(model))
         return torch.no_grad() if evaluates else nullcontext()
+
+
+def is_within(places: Collection[Lines]) -> bool:
+    """Whether the user's code runs one of the lines."""
+    lines = running_lines() if places else ()
+    return any(lines[: len(one)] == one for one in places)
 
 
 def _is_trained(model: torch.nn.Module) -> bool:

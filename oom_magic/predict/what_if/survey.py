@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,10 @@ from oom_magic.predict.what_if.loop_changes import (
     has_outputs,
 )
 from oom_magic.predict.what_if.model_changes import MixedPrecision, NoGradients
+from oom_magic.user_code import Lines, running_lines
+
+if TYPE_CHECKING:
+    from oom_magic.predict.instrumentation.training import ModelCall
 
 
 class Survey(Change):
@@ -33,7 +37,8 @@ class Survey(Change):
     the model, where there is but one, or the backwards, if those are fewer (two calls may share one). A call that is
     given the tensors of the call before once more, with weights that were changed since, has the same batch (Foret et
     al. 2021: sharpness-aware minimization).
-    ``compares_samples``: a loss has a product of all samples of a batch with each other.
+    ``compares_samples``: a loss has a product of all samples of a batch with each other. ``unwalked`` are the lines
+    that called a model whose graph no backward walked though others were: an evaluation without ``no_grad``.
     """
 
     def __init__(self, changes: Iterable[Change], note: Callable[[torch.nn.Module], None] = lambda _: None) -> None:
@@ -56,6 +61,8 @@ class Survey(Change):
         self._given: list[weakref.ref[torch.Tensor]] = []  # by the last call, of which that before it was
         self._has_same = self._is_changed = False
         self._version = 0  # of the weights, at the last call
+        self._graphs: dict[int, Lines] = {}  # of calls, by their number
+        self._walked: set[int] = set()
 
     @property
     def batches_per_step(self) -> int:
@@ -72,6 +79,21 @@ class Survey(Change):
     def has_walked_back(self) -> bool:
         """Whether a backward began."""
         return self._num_backwards > 0
+
+    @property
+    def unwalked(self) -> frozenset[Lines]:
+        """Each with the lines that lead to it, as far as they tell it from those whose graphs were walked."""
+        lines = [one for number, one in self._graphs.items() if number in self._walked]
+        walked = {one[:end] for one in lines for end in range(1, len(one) + 1)}
+        others = [one for number, one in self._graphs.items() if number not in self._walked and walked]
+        ends = [(one, range(1, len(one) + 1)) for one in others]
+        found = (next((one[:end] for end in possible if one[:end] not in walked), ()) for one, possible in ends)
+        return frozenset(filter(None, found))
+
+    def is_unwalked(self, call: ModelCall, num_calls: int) -> bool:
+        """Whether no backward walked the graph of a call, of so many in the run."""
+        is_known = num_calls == self._num_calls and call.number in self._graphs
+        return is_known and bool(self._walked) and call.number not in self._walked
 
     def error(self, change: Change) -> InapplicableError | None:
         """Why a change does not apply to the run, or None."""
@@ -123,6 +145,11 @@ class Survey(Change):
 
     def result(self, result: Any) -> Any:
         """The same; records whether it has logits."""
+        number = self._num_calls - 1
+        made = tensors_given(result if isinstance(result, tuple) else (result,), {})
+        for node in {one.grad_fn for one in made if one.grad_fn is not None}:
+            self._graphs[number] = self._graphs.get(number) or running_lines()
+            node.register_prehook(lambda *_, number=number: self._walked.add(number))
         is_again = self._has_same and self._is_changed
         self._num_forwards += torch.is_grad_enabled() and not (self._has_stepped or is_again)
         if has_outputs(result):
@@ -150,7 +177,7 @@ class Survey(Change):
         finally:
             for change in self._changes:
                 if isinstance(change, NoGradients):
-                    change.num_training_calls = self._num_training_calls
+                    change.num_training_calls, change.unwalked = self._num_training_calls, self.unwalked
                 elif isinstance(change, MixedPrecision):
                     change.trains = self._has_stepped or self.has_walked_back
 

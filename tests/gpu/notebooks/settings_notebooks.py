@@ -230,3 +230,32 @@ X_train = torch.randn(4000, 32).cuda()
     FILLED,
     names("smaller_evaluation"),
 )
+
+
+NOTEBOOKS["a function that also validates, with a graph"] = Notebook(
+    (
+        HEAD
+        + """
+from torch.utils.data import DataLoader, TensorDataset
+net = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)).cuda()
+opt = torch.optim.Adam(net.parameters())
+data = TensorDataset(torch.randn(1024, 3, 64, 64), torch.randint(0, 10, (1024,)))
+train_loader, held_loader = DataLoader(data, batch_size=64, shuffle=True), DataLoader(data, batch_size=512)
+def run_epoch(loader, train=True):
+    total = 0
+    for x, y in loader:
+        loss = F.cross_entropy(net(x.cuda()), y.cuda())
+        if train:
+            opt.zero_grad(); loss.backward(); opt.step()
+        total += loss.item()
+    return total / len(loader)
+""",
+        """
+for epoch in range(2):
+    print(run_epoch(train_loader), run_epoch(held_loader, train=False))
+""",
+    ),
+    {},
+    FILLED,
+    names("no_grad", "smaller_evaluation"),
+)

@@ -23,13 +23,17 @@ from oom_magic.explain.remedies.own_code.accumulation import (
 )
 from oom_magic.explain.remedies.own_code.autocast import in_precision_of_trainer, under_autocast
 from oom_magic.explain.remedies.own_code.dtype import single_precision
+from oom_magic.explain.remedies.own_code.gradients_off import (
+    evaluations_without_gradients,
+    frozen_in_function,
+    frozen_without_gradients,
+    lines_without_gradients,
+    without_gradients,
+)
 from oom_magic.explain.remedies.own_code.loops import (
     OPTIMIZERS,
     Code,
     copied,
-    evaluations_without_gradients,
-    frozen_in_function,
-    frozen_without_gradients,
     is_module,
     loop_of,
     shown,
@@ -37,12 +41,11 @@ from oom_magic.explain.remedies.own_code.loops import (
     training_loops,
     with_optimizer,
     with_outputs_dropped,
-    without_gradients,
 )
 from oom_magic.explain.remedies.own_code.optimizers import optimizer_of_adapters, with_optimizer_exchanged
 from oom_magic.explain.remedies.own_code.parts import given_rows, in_parts, with_edges_drawn
 from oom_magic.explain.remedies.own_code.placement import layers_moved, own_placement, with_gradient_sync_set
-from oom_magic.user_code import bound_in, is_cell
+from oom_magic.user_code import Lines, bound_in, is_cell
 
 if TYPE_CHECKING:
     from oom_magic.explain.live.growth import Growth
@@ -72,6 +75,15 @@ def own_code(tree: Code, names: Mapping[str, Any], key: str, values: Mapping[str
         return own or in_precision_of_trainer(tree, names, values["dtype"])
     found = training_block(tree) if key == "dropped_outputs" else None
     return "" if found is None else with_outputs_dropped(copied(found))
+
+
+def _extent(definition: ast.AST) -> tuple[int, int]:
+    """The first line of code, and its last."""
+    return vars(definition)["lineno"], vars(definition)["end_lineno"]
+
+
+def _is_within(place: tuple[str, int], extent: tuple[int, int], file: str) -> bool:
+    return place[0] == file and extent[0] <= place[1] <= extent[1]
 
 
 @contextlib.contextmanager
@@ -151,17 +163,49 @@ class CodeWriter:
         return "\n\n".join(filter(None, (code, loops)))
 
     def no_grad(
-        self, has_trained: bool, runs_frozen: bool, size: tuple[SizeParameter | None, int] | None
+        self,
+        has_trained: bool,
+        runs_frozen: bool,
+        size: tuple[SizeParameter | None, int] | None,
+        unwalked: Collection[Lines] = (),
     ) -> str | None:
         """What runs without a graph, with another ``size`` or as it is, under ``no_grad``: models in evaluation mode in
-        a step of training, else loops that evaluate; "" where it cannot be written, None where all of the cell may be.
+        a step of training, else loops that evaluate, or the lines that call models whose graphs are ``unwalked``; ""
+        where it cannot be written, None where all of the cell may be.
         """
         if size is not None:
-            return self.without_graph(has_trained, *size)
+            return self._with_size(has_trained, unwalked, *size)
         if not (has_trained or runs_frozen):
             return None
         ways = (frozen_without_gradients, frozen_in_function) if runs_frozen else ()
-        return next(filter(None, map(self.rewritten, ways)), "") or self.without_gradients()
+        return next(filter(None, map(self.rewritten, ways)), "") or self._without_gradients(unwalked)
+
+    def _without_gradients(self, unwalked: Collection[Lines]) -> str:
+        """The loops that evaluate beside a training, of the cell or a function that it runs, under ``no_grad``."""
+        models = {name for name, value in self._names.items() if is_module(value)}
+        told = self.rewritten(lambda tree, _: evaluations_without_gradients(tree, models))
+        if told or not unwalked:
+            return told
+        called = {_extent(one.definition): one.file for one in called_in(self._tree, self._names)}
+        of_called = {end for end in unwalked for extent, file in called.items() if _is_within(end[-1], extent, file)}
+
+        def under_no_grad(code: Code, _: Mapping[str, Any]) -> str:
+            file = called.get(_extent(code)) if not isinstance(code, ast.Module) else None
+            own = [one for one in of_called if file and _is_within(one[-1], _extent(code), file)]
+            own = own if file else [one for one in unwalked if one not in of_called]
+            return lines_without_gradients(code, {one[-1][1] for one in own}) if own else ""
+
+        return self.rewritten(under_no_grad)
+
+    def _with_size(self, has_trained: bool, unwalked: Collection[Lines], size: SizeParameter | None, after: int) -> str:
+        """What evaluates in the cell, which else trains or not, under ``no_grad`` and with another size; "" where that
+        cannot be set."""
+        if size is None or size.rows:
+            return ""
+        with size.override(self._tree, self._names, after):
+            whole = lambda code, seen: own_code(code, seen, "no_grad", {})  # noqa: E731
+            code = self._without_gradients(unwalked) if has_trained else self.rewritten(whole)
+        return f"{size.target} = {after}\n{code}" if code and size.target else code
 
     def kept_classes(self) -> str:
         """The metrics of a trainer that a name stands for, and what makes the classes that they then read; "" where
@@ -180,24 +224,6 @@ class CodeWriter:
                 code = "\n".join(lines)
                 return placed_after(name, code) if name in bound_in(self._tree) else code
         return ""
-
-    def without_gradients(self) -> str:
-        """The loops that evaluate beside a training, of the cell or a function that it runs, under ``no_grad``."""
-        models = {name for name, value in self._names.items() if is_module(value)}
-        return self.rewritten(lambda tree, _: evaluations_without_gradients(tree, models))
-
-    def without_graph(self, has_trained: bool, size: SizeParameter | None, after: int) -> str:
-        """What evaluates in the cell, which else trains or not, under ``no_grad`` and with another size; "" where that
-        cannot be set."""
-        if size is None or size.rows:
-            return ""
-        with size.override(self._tree, self._names, after):
-            whole = self.without_gradients if has_trained else self._without_graph
-            code = whole()
-        return f"{size.target} = {after}\n{code}" if code and size.target else code
-
-    def _without_graph(self) -> str:
-        return self.rewritten(lambda code, seen: own_code(code, seen, "no_grad", {}))
 
     def with_sizes(self, overridden: Mapping[SizeParameter, int], accumulation: int, before_it: int = 1) -> str:
         """The statements changed by sizes, and assignments for those that other cells set; with more batches per step
