@@ -123,11 +123,10 @@ class CellRehearsal:
         self._survey: Survey | None = None
         self._made_inside = MadeInside()
         self._fullest: ModelCall | None = None
-        self._is_unwalked = False  # no backward walked its graph, though others
         self._beside: list[ModelCall] = []  # the calls of its step that keep a graph
         self._later: ModelCall | None = None  # of the evaluation that took most in the last ``run_on``
         self._training: Training | None = None  # of the last run
-        self._leaves_evaluations = True
+        self._leaves_evaluations, self._is_unwalked = True, False  # its graph: no backward walked it, though others
         self.sizes: Mapping[str, int] = {}
         self.accumulation, self.steps_differ, self.calls_followed = 1, False, 0
         self.samples_compared, self.kept_by_turns, self._evaluates_between = 0, (0, 0), False
