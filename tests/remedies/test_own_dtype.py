@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from oom_magic.explain.remedies.own_code.dtype import in_single_precision
+from oom_magic.explain.remedies.own_code.precision import in_single_precision
 
 LOOP = "for i in range(4):\n    xb, yb = X[i].cuda(), y[i].cuda()\n    loss = model(xb).sum()"
 

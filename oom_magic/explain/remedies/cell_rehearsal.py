@@ -15,7 +15,6 @@ from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.called import called_in
 from oom_magic.explain.live.growth import Growth
 from oom_magic.explain.live.mending import is_in
-from oom_magic.explain.remedies.own_code.dtype import in_single_precision
 from oom_magic.explain.remedies.own_code.loops import own_arguments
 from oom_magic.explain.remedies.own_code.models import MadeInside, own_names
 from oom_magic.explain.remedies.own_code.other_cells import (
@@ -25,6 +24,7 @@ from oom_magic.explain.remedies.own_code.other_cells import (
     speaks_of_training,
 )
 from oom_magic.explain.remedies.own_code.placement import own_placement
+from oom_magic.explain.remedies.own_code.precision import in_single_precision
 from oom_magic.explain.remedies.own_code.rows import leading_rows
 from oom_magic.explain.remedies.own_code.writing import (
     CodeWriter,

@@ -21,8 +21,6 @@ from oom_magic.explain.remedies.own_code.accumulation import (
     is_lightnings_trainer,
     with_more_batches,
 )
-from oom_magic.explain.remedies.own_code.autocast import in_precision_of_trainer, under_autocast
-from oom_magic.explain.remedies.own_code.dtype import single_precision
 from oom_magic.explain.remedies.own_code.gradients_off import (
     evaluations_without_gradients,
     frozen_in_function,
@@ -45,6 +43,7 @@ from oom_magic.explain.remedies.own_code.loops import (
 from oom_magic.explain.remedies.own_code.optimizers import optimizer_of_adapters, with_optimizer_exchanged
 from oom_magic.explain.remedies.own_code.parts import given_rows, in_parts, with_edges_drawn
 from oom_magic.explain.remedies.own_code.placement import layers_moved, own_placement, with_gradient_sync_set
+from oom_magic.explain.remedies.own_code.precision import in_precision_of_trainer, single_precision, under_autocast
 from oom_magic.user_code import Lines, bound_in, is_cell
 
 if TYPE_CHECKING:
