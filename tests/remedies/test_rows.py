@@ -6,6 +6,7 @@ import ast
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -188,6 +189,54 @@ def test_a_function_that_runs_a_model_on_each_row_is_called_with_some_rows() -> 
     size = f"at:at + {first.values['after']}"
     assert first.key == "smaller_evaluation" and first.fits and first.values["before"] == 200 * 200
     assert f"torch.cat([render(starts[{size}], ways[{size}]) for at in range(0, len(starts)" in first.code
+
+
+def functions_of_texts(net: torch.nn.Module) -> dict[str, Any]:
+    """Functions that have a model run on all texts at once, and return rows in several forms."""
+
+    def read(texts):
+        return torch.tensor([[float(len(text))] for text in texts])
+
+    def embed(texts):
+        with torch.no_grad():
+            hidden = net(read(texts))
+        return hidden.relu()
+
+    def as_array(texts):
+        return embed(texts).numpy()
+
+    def answers(texts):
+        ids = net.generate(read(texts))
+        return ids.tolist()
+
+    class Reader:
+        def predict(self, texts):
+            return net(read(texts)).detach().numpy()
+
+    return {"embed": embed, "as_array": as_array, "answers": answers, "reader": Reader()}
+
+
+@pytest.mark.parametrize(
+    ("call", "shown"),
+    [
+        ("embed(texts)", "torch.cat([embed(texts[at:at + 5]) for at in range(0, len(texts), 5)])"),
+        ("as_array(texts)", "np.concatenate([as_array(texts[at:at + 5]) for at in range(0, len(texts), 5)])"),
+        (
+            "reader.predict(texts)",
+            "np.concatenate([reader.predict(texts[at:at + 5]) for at in range(0, len(texts), 5)])",
+        ),
+        ("answers(texts)", "[row for at in range(0, len(texts), 5) for row in answers(texts[at:at + 5])]"),
+    ],
+)
+def test_a_function_that_runs_a_model_on_a_list_is_called_with_parts_of_it(call: str, shown: str) -> None:
+    net = torch.nn.Linear(1, 4)
+    net.generate = lambda rows: rows.repeat(1, 2)  # type: ignore[assignment]
+    seen = {"torch": torch, "np": np, "texts": ["a" * number for number in range(16)], **functions_of_texts(net)}
+    (taken,) = (one for _, _, one in model_calls(ast.parse(f"out = {call}"), seen))
+    code = in_rows(taken, seen, (), 16, 5)
+    assert code == shown
+    assert list(map(list, eval(code, seen))) == list(map(list, eval(call, seen)))
+    assert in_rows(taken, {**seen, "np": None}, (), 16, 5) == (shown if "np." not in shown else "")
 
 
 @pytest.mark.parametrize(("function", "is_one"), [("render", True), ("mixed", False), ("brightest", False)])

@@ -259,3 +259,28 @@ for epoch in range(2):
     FILLED,
     names("no_grad", "smaller_evaluation"),
 )
+
+
+NOTEBOOKS["texts embedded at once by a function"] = Notebook(
+    (
+        """import numpy as np, torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+words = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "word": 2}, unk_token="[UNK]"))
+words.pre_tokenizer = pre_tokenizers.Whitespace()
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]")
+bert = BertModel(BertConfig(hidden_size=512, num_hidden_layers=4, num_attention_heads=8, intermediate_size=2048)).cuda().eval()
+def embed(sentences):
+    inputs = tokenizer(sentences, padding=True, return_tensors="pt").to("cuda")
+    with torch.no_grad():
+        hidden = bert(**inputs).last_hidden_state
+    mask = inputs["attention_mask"].unsqueeze(-1)
+    return ((hidden * mask).sum(1) / mask.sum(1)).cpu().numpy()
+texts = ["word " * 128 for _ in range(600)]
+""",
+        "vectors = embed(texts)",
+    ),
+    {},
+    FILLED,
+    names("smaller_evaluation"),
+)

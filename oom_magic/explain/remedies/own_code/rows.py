@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 from oom_magic.explain.live.called import NOTHING, called_in, object_of
@@ -90,10 +91,46 @@ def in_rows(taken: ast.expr, names: Mapping[str, Any], bound: Collection[str], n
     if not rows.length:
         return ""
     each, steps = ast.unparse(part), f"range(0, {rows.length}, {after})"
-    if not ast.unparse(call.func).endswith(".generate"):
-        return f"torch.cat([{each} for {_AT} in {steps}])"
     rows_of_all = f"[row for {_AT} in {steps} for row in {each}]"
-    return f"torch.nn.utils.rnn.pad_sequence({rows_of_all}, batch_first=True{_padding(call, names)})"
+    if ast.unparse(call.func).endswith(".generate"):
+        return f"torch.nn.utils.rnn.pad_sequence({rows_of_all}, batch_first=True{_padding(call, names)})"
+    kinds = _kinds_returned(call, names) if call is part else {"tensor"}
+    if kinds == {"list"}:
+        return rows_of_all
+    joining = {"tensor": "torch.cat", "array": _name_of_numpy(names)}.get(kinds.pop(), "") if len(kinds) == 1 else ""
+    return f"{joining}([{each} for {_AT} in {steps}])" if joining else ""
+
+
+def _kinds_returned(call: ast.Call, names: Mapping[str, Any]) -> set[str]:
+    """What a model or a function of the user's returns: "tensor", "array" of NumPy's, "list" of one for each row."""
+    function = object_of(call.func, names)
+    own = getattr(function, "__func__", function)
+    found = [one.definition for one in called_in(call, names) if one.function is own]
+    if is_module(function) or not found:
+        return {"tensor"}
+    made = {name: node.value for node in ast.walk(found[0]) for name in _assigned(node) if isinstance(node, ast.Assign)}
+    returned = [node.value for node in ast.walk(found[0]) if isinstance(node, ast.Return)]
+    values = [made.get(ast.unparse(one), one) for one in returned if one is not None]
+    return {_kind(one) for one in values}
+
+
+def _assigned(node: ast.AST) -> list[str]:
+    return [one.id for one in node.targets if isinstance(one, ast.Name)] if isinstance(node, ast.Assign) else []
+
+
+def _kind(made: ast.expr) -> str:
+    match made:
+        case ast.ListComp() | ast.Call(func=ast.Attribute(attr="tolist" | "batch_decode")):
+            return "list"
+        case ast.Call(func=ast.Attribute(attr="numpy")):
+            return "array"
+    return "tensor"
+
+
+def _name_of_numpy(names: Mapping[str, Any]) -> str:
+    """The function that joins arrays, as the code may call it; "" where NumPy has no name there."""
+    numpy = sys.modules.get("numpy")
+    return next((f"{name}.concatenate" for name, one in names.items() if one is numpy and one is not None), "")
 
 
 def _padding(call: ast.Call, names: Mapping[str, Any]) -> str:
@@ -113,23 +150,26 @@ def _padding(call: ast.Call, names: Mapping[str, Any]) -> str:
 
 
 def _is_of_model(call: ast.Call, names: Mapping[str, Any]) -> bool:
-    function = call.func
-    if is_module(object_of(function, names)):
-        return True
-    if isinstance(function, ast.Attribute) and is_module(object_of(function.value, names)):
-        return bool(_OF_ROWS.search(function.attr))
-    return _is_of_rows(call, names)
+    return _calls_model(call, names) or _is_of_rows(call, names)
 
 
 def _is_of_rows(call: ast.Call, names: Mapping[str, Any]) -> bool:
     """Whether a call of a function of the user's has a model compute each row of its arguments by itself."""
-    if not isinstance(object_of(call.func, names), FunctionType):
+    if not isinstance(object_of(call.func, names), (FunctionType, MethodType)):
         return False
     called = [one for one in called_in(call, names) if not is_module(one.owner)]
-    runs = (node.func for one in called for node in ast.walk(one.definition) if isinstance(node, ast.Call))
+    runs = ((node, one.names) for one in called for node in ast.walk(one.definition) if isinstance(node, ast.Call))
     given = set(names_in(call))
     codes = ((one.definition, _derived(one.definition, _given(call, one.definition, given))) for one in called)
-    return any(is_module(object_of(function, one.names)) for one in called for function in runs) and _stay_apart(codes)
+    return any(_calls_model(node, seen) for node, seen in runs) and _stay_apart(codes)
+
+
+def _calls_model(call: ast.Call, names: Mapping[str, Any]) -> bool:
+    """Whether it calls a module, or a method of one that computes rows."""
+    if is_module(object_of(call.func, names)):
+        return True
+    is_method = isinstance(call.func, ast.Attribute) and is_module(object_of(call.func.value, names))
+    return is_method and bool(_OF_ROWS.search(vars(call.func)["attr"]))
 
 
 class _Rows(ast.NodeTransformer):
@@ -183,7 +223,8 @@ class _Rows(ast.NodeTransformer):
         return NOTHING if isinstance(root, ast.Name) and root.id in self._bound else object_of(node, self._names)
 
     def _has_rows(self, value: Any) -> bool:
-        return tuple(getattr(value, "shape", ()))[:1] == (self._number,)
+        is_list = isinstance(value, list) and len(value) == self._number  # such as texts
+        return is_list or tuple(getattr(value, "shape", ()))[:1] == (self._number,)
 
 
 def _parsed(text: str) -> ast.expr:
