@@ -1,5 +1,4 @@
-"""Which code is the user's, which is a library's or this package's; the names and lines of files and cells, and the
-names that code binds and reads."""
+"""Which code is the user's, which is a library's or this package's; the names and lines of files and cells."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType
-from typing import Any, TypeGuard
+from typing import Any
 
 # Frames between the user's code and an operator: wrappers of calls under a dispatch mode, and what runs a cell.
 _AROUND_CALLS = re.compile(
@@ -94,38 +93,6 @@ def running_lines() -> Lines:
             found.append((frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back  # type: ignore[assignment]
     return tuple(reversed(found))
-
-
-def is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
-    """Whether a name is bound there."""
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-
-
-def names_in(tree: ast.AST) -> list[str]:
-    """All names, each once, what is outside first."""
-    return list(dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)))
-
-
-def bound_in(tree: ast.AST) -> set[str]:
-    """The names that code binds."""
-    return {node.id for node in ast.walk(tree) if is_stored(node)}
-
-
-def read_in(tree: ast.AST) -> set[str]:
-    """The names that code reads."""
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not is_stored(node)}
-
-
-def read_before_bound(tree: ast.Module) -> set[str]:
-    """The names that code reads before a statement of it binds them."""
-    read, bound = set[str](), set[str]()
-    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
-    for statement in sorted(statements, key=lambda one: one.lineno):
-        parts = (part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt))
-        names = [node for part in parts for node in ast.walk(part) if isinstance(node, ast.Name)]
-        read |= {one.id for one in names if isinstance(one.ctx, ast.Load)} - bound
-        bound |= {one.id for one in names if isinstance(one.ctx, ast.Store)}
-    return read
 
 
 @lru_cache(maxsize=4)

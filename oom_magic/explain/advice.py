@@ -23,8 +23,8 @@ from oom_magic.explain.remedies.from_text.kind_of_run import style_of
 from oom_magic.explain.remedies.from_text.naming import unpriced_remedies
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Rehearsal, SetupRehearsal
 from oom_magic.explain.remedies.remedy import NOT_YET, AsItIs, Remedy, Situation, ranked
+from oom_magic.explain.syntax import read_before_bound
 from oom_magic.inputs import parse_bytes
-from oom_magic.user_code import read_before_bound
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis

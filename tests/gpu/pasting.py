@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from oom_magic.explain.syntax import names_in
 from oom_magic.predict.session import DrySession
 from oom_magic.predict.silence import silenced
-from oom_magic.user_code import names_in
 from tests.gpu import closed_loop
 from tests.gpu.notebooks.failing_notebooks import NOTEBOOKS
 from tests.gpu.notebooks.notebook_cases import CARD_MIB, Notebook

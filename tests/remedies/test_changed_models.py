@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from oom_magic.explain.remedies.code import code_for
 from oom_magic.explain.remedies.own_code.checkpointing import checkpointing
-from oom_magic.explain.remedies.own_code.parts import with_edges_drawn
+from oom_magic.explain.remedies.own_code.drawn_edges import with_edges_drawn
 from oom_magic.predict.what_if import load_changes as loading
 from oom_magic.predict.what_if import loop_changes as habits
 from oom_magic.predict.what_if import model_changes as models

@@ -18,7 +18,7 @@ from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.code import code_for
 from oom_magic.explain.remedies.own_code.gradients_off import evaluations_without_gradients
 from oom_magic.explain.remedies.own_code.models import own_names
-from oom_magic.user_code import read_before_bound
+from oom_magic.explain.syntax import read_before_bound
 from tests.support.folders import TESTS
 
 HERE = TESTS / "gpu"

@@ -12,7 +12,8 @@ import torch
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
-from oom_magic.explain.remedies.own_code.rows import computed_in_parts, in_rows, leading_rows, model_calls
+from oom_magic.explain.remedies.own_code.rows.calls import in_rows, model_calls
+from oom_magic.explain.remedies.own_code.rows.statements import computed_in_parts, leading_rows
 from oom_magic.explain.remedies.remedy import Situation, ranked
 from oom_magic.predict.setups.gpus import find_gpu
 from tests.support.versions import as_since_3_11

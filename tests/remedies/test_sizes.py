@@ -16,7 +16,7 @@ import torch
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
-from oom_magic.explain.remedies.own_code.parts import given_rows
+from oom_magic.explain.remedies.own_code.rows.steps import given_rows
 from oom_magic.explain.remedies.own_code.writing import CodeWriter
 from oom_magic.explain.remedies.rehearsal import Variation
 from oom_magic.explain.remedies.remedy import Situation

@@ -12,9 +12,9 @@ from types import FrameType
 from typing import Any
 
 from oom_magic.explain.live.called import NOTHING, object_of
-from oom_magic.explain.live.later_backward import Path, is_backward, path_to
+from oom_magic.explain.live.later_backward import is_backward, path_in_function
 from oom_magic.explain.remedies.own_code.loops import copied
-from oom_magic.user_code import bound_in, names_in, read_in
+from oom_magic.explain.syntax import Path, bound_in, names_in, read_in
 
 _Places = list[tuple[list[ast.stmt], ast.stmt]]  # statements, each with the block that it is in
 _AS_LONG = ("enumerate", "tqdm", "list", "tuple", "sorted", "reversed")  # as their first argument
@@ -39,7 +39,7 @@ def in_turns(frame: FrameType, line: int, names: Mapping[str, Any]) -> InTurns |
 
     The loss has to be a sum or a mean of what the turns add, each a number; a list or a generator may stand for a loop.
     """
-    pristine, path = (path_to(frame.f_code.co_filename, frame.f_globals, line) for _ in range(2))
+    pristine, path = (path_in_function(frame.f_code.co_filename, frame.f_globals, line) for _ in range(2))
     inner = _level_of_loop(path)
     if inner is None:
         return None

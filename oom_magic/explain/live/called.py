@@ -38,6 +38,10 @@ class Called:
         """Where a changed copy of it, or of statements of it, belongs: its class, if it has one, or itself."""
         return self.function.__qualname__.split(".<locals>.")[-1]
 
+    def has_line(self, file: str, line: int) -> bool:
+        """Whether a line of a file is one of its definition."""
+        return file == self.file and self.definition.lineno <= line <= (self.definition.end_lineno or 0)
+
 
 def called_in(loop: ast.AST, names: Mapping[str, Any]) -> Iterator[Called]:
     """The user's functions that a loop runs, and those that they run, each once."""

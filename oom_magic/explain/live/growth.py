@@ -28,10 +28,11 @@ from oom_magic.explain.live.later_backward import (
     carried_names,
     is_backward,
     is_walked_back_later,
-    path_to,
+    path_in_function,
 )
 from oom_magic.explain.live.read_back import is_read_as_tensors, moved_back
-from oom_magic.user_code import is_stored, is_users_file, names_in
+from oom_magic.explain.syntax import is_stored, names_in
+from oom_magic.user_code import is_users_file
 
 if TYPE_CHECKING:
     from oom_magic.explain.messages.failure import Failure
@@ -278,7 +279,7 @@ def _results(frames: list[tuple[FrameType, TracebackType]], names: Mapping[str, 
 
     frame, trace = frames[0]
     file = frame.f_code.co_filename
-    for statement in [block[at] for block, at in path_to(file, frame.f_globals, trace.tb_lineno)[-1:]]:
+    for statement in [block[at] for block, at in path_in_function(file, frame.f_globals, trace.tb_lineno)[-1:]]:
         code, fixed = ast.unparse(statement), collected_on_host(statement, names)
         targets = [ast.unparse(one) for one in getattr(statement, "targets", ())]
         if fixed and not is_walked_back_later(targets, trace.tb_lineno, frames):
@@ -319,7 +320,7 @@ def _run_by_loops(file: str, variables: dict[str, Any], line: int, names: Mappin
 def _collected_before(file: str, variables: dict[str, Any], line: int, names: Mapping[str, Any]) -> Iterator[_Run]:
     """The statements of loops before a line that add to what is put together on it, which is there twice then, and to
     what the same loops collect beside it: that is read together with it."""
-    path = path_to(file, variables, line)
+    path = path_in_function(file, variables, line)
     joined = _joined_on(file, variables, line)
     before = [one for block, at in path for one in block[:at] if joined]
     for loop in (node for one in before for node in ast.walk(one) if isinstance(node, (ast.For, ast.While))):
@@ -332,7 +333,7 @@ def _collected_before(file: str, variables: dict[str, Any], line: int, names: Ma
 
 def _joined_on(file: str, variables: dict[str, Any], line: int) -> set[str]:
     """The names of what is put together on a line."""
-    return {name for block, at in path_to(file, variables, line)[-1:] for name in _joined_names(block[at])}
+    return {name for block, at in path_in_function(file, variables, line)[-1:] for name in _joined_names(block[at])}
 
 
 def _container(statement: ast.stmt) -> str:
@@ -423,7 +424,7 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
 
 def _scope(grown: ast.expr, statement: ast.stmt, file: str, variables: dict[str, Any]) -> ast.Module:
     """The code that may read what a statement makes grow: of a function's variable that function, else the file."""
-    path = path_to(file, variables, statement.lineno) if isinstance(grown, ast.Name) else []
+    path = path_in_function(file, variables, statement.lineno) if isinstance(grown, ast.Name) else []
     return ast.Module(path[0][0], []) if path else parsed(file, variables)
 
 

@@ -12,17 +12,14 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from oom_magic.explain.live.called import parsed
-from oom_magic.user_code import is_stored, is_users_file
+from oom_magic.explain.syntax import DEFINING, Path, flat, is_stored, path_to_line
+from oom_magic.user_code import is_users_file
 
 MODULE_CALL = "_call_impl"  # of torch/nn/modules/module.py
-_BODIES = ("body", "orelse", "finalbody", "handlers")
 _PLACES = (ast.Name, ast.Attribute, ast.Subscript)
 _LOOPS = (ast.For, ast.While)
 _REPEATING = (*_LOOPS, ast.ListComp, ast.GeneratorExp)
-_DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
-
-Path = list[tuple[list[ast.stmt], int]]  # blocks, each with a place in it
 Frames = Sequence[tuple[FrameType, TracebackType]]  # innermost first
 
 
@@ -39,7 +36,7 @@ def calls_are_of_one_graph(error: BaseException | None) -> bool:
     if first is None:
         return False
     frame, trace = frames[first]
-    path = path_to(frame.f_code.co_filename, frame.f_globals, trace.tb_lineno)
+    path = path_in_function(frame.f_code.co_filename, frame.f_globals, trace.tb_lineno)
     loops = [body[at] for body, at in path if isinstance(body[at], _LOOPS)]
     before = [one for body, at in path[-1:] for one in body[: at + 1]]
     repeating = [node for one in (*before, *loops[-1:]) for node in ast.walk(one) if isinstance(node, _REPEATING)]
@@ -57,7 +54,7 @@ def is_walked_back_later(names: Iterable[str], line: int, frames: Frames) -> boo
         code = frame.f_code
         if not is_users_file(code.co_filename):
             continue
-        path = path_to(code.co_filename, frame.f_globals, trace.tb_lineno if number else line)
+        path = path_in_function(code.co_filename, frame.f_globals, trace.tb_lineno if number else line)
         if not path:
             return False
         if number:  # the line that called the function: what it makes comes from what was returned
@@ -68,7 +65,7 @@ def is_walked_back_later(names: Iterable[str], line: int, frames: Frames) -> boo
         for body, at in reversed(path):
             if isinstance(body[at], _LOOPS) and any(map(is_backward, ast.walk(body[at]))):
                 return False
-            if any(_follow(one, derived) for one in _flat(body[at + 1 :])):
+            if any(_follow(one, derived) for one in flat(body[at + 1 :])):
                 return True
         if not any(_reads(one, derived) for one in _returned(path[0][0])):
             return False
@@ -77,10 +74,10 @@ def is_walked_back_later(names: Iterable[str], line: int, frames: Frames) -> boo
 
 def walks_back_unmade(body: Iterable[ast.stmt], name: str) -> bool:
     """Whether statements begin a backward from what another cell has bound to a name, and they do not bind."""
-    flat = list(_flat(body))
+    statements = list(flat(body))
     bound = {node.id for one in body for node in ast.walk(one) if isinstance(node, ast.Name) and is_stored(node)}
     derived = {name} - bound
-    return any(_follow(one, derived) for one in flat)
+    return any(_follow(one, derived) for one in statements)
 
 
 def carried_names(line: int, frame: FrameType) -> list[str]:
@@ -89,7 +86,7 @@ def carried_names(line: int, frame: FrameType) -> list[str]:
     loop = _innermost_loop(line, frame)
     bound: set[str] = set()
     read: set[str] = set()
-    for statement in _flat(getattr(loop, "body", [])):
+    for statement in flat(getattr(loop, "body", [])):
         nodes = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
         read |= {node.id for node in nodes if not is_stored(node)} - bound
         bound |= {node.id for node in nodes if is_stored(node)}
@@ -97,35 +94,15 @@ def carried_names(line: int, frame: FrameType) -> list[str]:
 
 
 def _innermost_loop(line: int, frame: FrameType) -> ast.stmt | None:
-    path = path_to(frame.f_code.co_filename, frame.f_globals, line)
+    path = path_in_function(frame.f_code.co_filename, frame.f_globals, line)
     return next((body[at] for body, at in reversed(path) if isinstance(body[at], _LOOPS)), None)
 
 
-def path_to(file: str, variables: dict[str, Any], line: int) -> Path:
+def path_in_function(file: str, variables: dict[str, Any], line: int) -> Path:
     """The blocks of the function that a line is in, outermost first, each with the place of the line in it."""
-    path: Path = []
-    inner: ast.AST | None = parsed(file, variables)
-    while inner is not None:
-        path = [] if isinstance(inner, _DEFINING) else path
-        blocks = [block for field in _BODIES if isinstance(block := getattr(inner, field, None), list)]
-        places = ((block, at) for block in blocks for at, one in enumerate(block))
-        found = next(((block, at) for block, at in places if _contains(block[at], line)), None)
-        inner = None if found is None else found[0][found[1]]
-        path += [] if found is None else [found]
-    return path
-
-
-def _contains(node: ast.stmt, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
-
-
-def _flat(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a block, of the blocks in it instead of those that hold some."""
-    for statement in body:
-        inner = [one for field in _BODIES for one in getattr(statement, field, [])]
-        if isinstance(statement, _DEFINING):
-            continue
-        yield from _flat(inner) if inner else (statement,)
+    path = path_to_line(parsed(file, variables), line)
+    inside = [number for number, (block, at) in enumerate(path) if isinstance(block[at], DEFINING)]
+    return path[max(inside, default=-1) + 1 :]
 
 
 def _follow(statement: ast.stmt, derived: set[str]) -> bool:
@@ -162,4 +139,4 @@ def _reads(tree: ast.AST, derived: set[str]) -> bool:
 
 
 def _returned(body: list[ast.stmt]) -> list[ast.expr]:
-    return [one.value for one in _flat(body) if isinstance(one, ast.Return) and one.value is not None]
+    return [one.value for one in flat(body) if isinstance(one, ast.Return) and one.value is not None]

@@ -25,7 +25,7 @@ from oom_magic.explain.remedies.own_code.other_cells import (
 )
 from oom_magic.explain.remedies.own_code.placement import own_placement
 from oom_magic.explain.remedies.own_code.precision import in_single_precision
-from oom_magic.explain.remedies.own_code.rows import leading_rows
+from oom_magic.explain.remedies.own_code.rows.statements import leading_rows
 from oom_magic.explain.remedies.own_code.writing import (
     CodeWriter,
     accumulated_in_words,

@@ -17,10 +17,11 @@ from typing import Any, Protocol, TypeVar
 from IPython.core.error import InputRejected
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
+from oom_magic.explain.syntax import bound_in
 from oom_magic.interrupts import Interrupts
 from oom_magic.language import ngettext
 from oom_magic.one_line_errors import Interrupted, OneLineErrors, ShownAsOneLine
-from oom_magic.user_code import bound_in, compiled_cell, is_machinery, is_users_file
+from oom_magic.user_code import compiled_cell, is_machinery, is_users_file
 
 
 class Watch(Protocol):

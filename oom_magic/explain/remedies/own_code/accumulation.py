@@ -19,7 +19,7 @@ from oom_magic.explain.remedies.own_code.loops import (
     outermost,
     training_loops,
 )
-from oom_magic.user_code import bound_in, is_stored
+from oom_magic.explain.syntax import bound_in, is_stored
 
 _WRAPPING = ("enumerate", "tqdm")  # which go over what they are given
 ACCUMULATED_BATCHES = "accumulate_grad_batches"  # of Lightning's trainer

@@ -15,11 +15,10 @@ from oom_magic.explain.remedies.own_code.loops import (
     called_alone,
     copied,
     is_module,
-    path_to,
     runs_model,
     training_block,
 )
-from oom_magic.user_code import is_stored, names_in
+from oom_magic.explain.syntax import blocks_of, is_stored, names_in, path_to_line
 
 _DEFINING = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _MOST_STATEMENTS = 12
@@ -61,8 +60,8 @@ def _without_gradients(statement: ast.stmt) -> str:
 def lines_without_gradients(tree: Code, lines: Collection[int]) -> str:
     """The outermost statements of code around those at ``lines``, with these under ``no_grad``; "" where a line is no
     statement by itself."""
-    paths = [_path_to_line(tree, line) for line in sorted(lines)]
-    if not all(paths):
+    paths = [path_to_line(tree, line) for line in sorted(lines)]
+    if any(not path or list(blocks_of(path[-1][0][path[-1][1]])) for path in paths):
         return ""
     with ExitStack() as stack:
         for block, at in (path[-1] for path in paths):
@@ -70,13 +69,6 @@ def lines_without_gradients(tree: Code, lines: Collection[int]) -> str:
             block[at] = _under_no_grad([block[at]])
         outermost = dict.fromkeys(block[at] for (block, at), *_ in paths)
         return "\n".join(map(ast.unparse, outermost))
-
-
-def _path_to_line(tree: Code, line: int) -> list[tuple[list[ast.stmt], int]]:
-    """The blocks that lead to the statement at a line, each with the place; none where it is no simple one."""
-    statements = [one for one in ast.walk(tree) if isinstance(one, ast.stmt) and not hasattr(one, "body")]
-    found = [one for one in statements if one.lineno <= line <= (one.end_lineno or 0)]
-    return list(path_to(tree, found[-1])) if found else []
 
 
 def frozen_without_gradients(tree: Code, names: Mapping[str, Any]) -> str:

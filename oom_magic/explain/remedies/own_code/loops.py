@@ -10,7 +10,8 @@ from types import FunctionType
 from typing import Any, TypeGuard, TypeVar
 
 from oom_magic.explain.live.called import called_in, object_of
-from oom_magic.user_code import bound_in, is_users_file, names_in
+from oom_magic.explain.syntax import bound_in, names_in, path_to
+from oom_magic.user_code import is_users_file
 
 Code = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 Block = ast.For | ast.While | ast.FunctionDef
@@ -244,22 +245,12 @@ def loop_of(tree: ast.Module) -> str:
 
 def outermost(tree: ast.AST, loop: ast.stmt) -> tuple[list[ast.stmt], int]:
     """Where the outermost loop around a loop stands in its function: the block, and its place there."""
-    path = list(path_to(tree, loop))
+    path = path_to(tree, lambda one: any(node is loop for node in ast.walk(one)))
     for number, (body, at) in enumerate(path):
         is_innermost = not any(isinstance(inside[at_], _SCOPES) for inside, at_ in path[number:])
         if is_innermost and isinstance(body[at], (ast.For, ast.While)):
             return body, at
     raise AssertionError("the loop is one itself")
-
-
-def path_to(tree: ast.AST, inner: ast.stmt) -> Iterator[tuple[list[ast.stmt], int]]:
-    """The blocks that lead to a statement, from the outermost, each with the place where it goes on."""
-    for field in ("body", "orelse", "finalbody", "handlers"):
-        block = getattr(tree, field, [])
-        for at, one in enumerate(block if isinstance(block, list) else []):
-            if any(node is inner for node in ast.walk(one)):
-                yield block, at
-                yield from path_to(one, inner) if one is not inner else ()
 
 
 def with_outputs_dropped(loop: Block) -> str:

@@ -12,7 +12,8 @@ from typing import Any
 
 from oom_magic.explain.remedies.own_code.checkpointing import checkpointing
 from oom_magic.explain.remedies.own_code.loops import is_module
-from oom_magic.user_code import is_users_file, names_in
+from oom_magic.explain.syntax import names_in
+from oom_magic.user_code import is_users_file
 
 _LOADS = ("from_pretrained", "from_config")
 _WRAPPERS = ("DistributedDataParallel", "DataParallel")

@@ -11,7 +11,7 @@ from oom_magic.explain.live.called import object_of
 from oom_magic.explain.remedies.code import RUN_ONCE, placed_after
 from oom_magic.explain.remedies.own_code.loops import IMPORTS, OPTIMIZERS, is_optimizer_class
 from oom_magic.explain.remedies.own_code.models import held_by
-from oom_magic.user_code import bound_in, names_in
+from oom_magic.explain.syntax import bound_in, names_in
 
 
 def with_optimizer_exchanged(tree: ast.Module, names: Mapping[str, Any], key: str, model: str) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 from oom_magic.explain.live.called import called_in
 from oom_magic.explain.live.later_backward import is_backward, walks_back_unmade
 from oom_magic.explain.remedies.own_code.loops import is_module, own_arguments, own_inline_arguments
+from oom_magic.explain.syntax import bound_in, is_stored, names_in, read_in
 from oom_magic.predict.caught_failures import goes_on
-from oom_magic.user_code import bound_in, is_stored, names_in, read_in
 
 _MAGIC = "run_cell_magic"  # of IPython, in a cell's text as it was executed
 _LOSS = re.compile(r"loss|(?<![a-z])nll", re.IGNORECASE)

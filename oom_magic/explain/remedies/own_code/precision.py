@@ -26,7 +26,7 @@ from oom_magic.explain.remedies.own_code.loops import (
     trained_in,
     training_block,
 )
-from oom_magic.user_code import read_before_bound
+from oom_magic.explain.syntax import read_before_bound
 
 _MOST_BACKWARDS = 4  # of a turn, such as those of a generator and a discriminator
 _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}

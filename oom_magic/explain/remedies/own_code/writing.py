@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import contextlib
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.explain.live.called import called_in, methods_given
+from oom_magic.explain.live.called import Called, called_in, methods_given
 from oom_magic.explain.live.mending import mended
 from oom_magic.explain.remedies.code import IN_A_LOOP, code_for, is_placed, lacks_names, placed_after, rebinds_model
 from oom_magic.explain.remedies.own_code.accumulation import (
@@ -21,6 +21,7 @@ from oom_magic.explain.remedies.own_code.accumulation import (
     is_lightnings_trainer,
     with_more_batches,
 )
+from oom_magic.explain.remedies.own_code.drawn_edges import with_edges_drawn
 from oom_magic.explain.remedies.own_code.gradients_off import (
     evaluations_without_gradients,
     frozen_in_function,
@@ -41,10 +42,11 @@ from oom_magic.explain.remedies.own_code.loops import (
     with_outputs_dropped,
 )
 from oom_magic.explain.remedies.own_code.optimizers import optimizer_of_adapters, with_optimizer_exchanged
-from oom_magic.explain.remedies.own_code.parts import given_rows, in_parts, with_edges_drawn
 from oom_magic.explain.remedies.own_code.placement import layers_moved, own_placement, with_gradient_sync_set
 from oom_magic.explain.remedies.own_code.precision import in_precision_of_trainer, single_precision, under_autocast
-from oom_magic.user_code import Lines, bound_in, is_cell
+from oom_magic.explain.remedies.own_code.rows.steps import given_rows, in_parts
+from oom_magic.explain.syntax import bound_in
+from oom_magic.user_code import Lines, is_cell
 
 if TYPE_CHECKING:
     from oom_magic.explain.live.growth import Growth
@@ -74,15 +76,6 @@ def own_code(tree: Code, names: Mapping[str, Any], key: str, values: Mapping[str
         return own or in_precision_of_trainer(tree, names, values["dtype"])
     found = training_block(tree) if key == "dropped_outputs" else None
     return "" if found is None else with_outputs_dropped(copied(found))
-
-
-def _extent(definition: ast.AST) -> tuple[int, int]:
-    """The first line of code, and its last."""
-    return vars(definition)["lineno"], vars(definition)["end_lineno"]
-
-
-def _is_within(place: tuple[str, int], extent: tuple[int, int], file: str) -> bool:
-    return place[0] == file and extent[0] <= place[1] <= extent[1]
 
 
 @contextlib.contextmanager
@@ -119,8 +112,11 @@ class CodeWriter:
 
         It gets each with the names that are seen there.
         """
+        return self._rewritten_of(called_in(self._tree, self._names), rewrite)
+
+    def _rewritten_of(self, called: Iterable[Called], rewrite: Callable[[Code, Mapping[str, Any]], str]) -> str:
         code = rewrite(self._tree, self._names)
-        for one in () if code else called_in(self._tree, self._names):
+        for one in () if code else called:
             code = rewrite(one.definition, one.names)
             if code:
                 return f"# in {one.definition.name}:\n{code}"
@@ -185,16 +181,12 @@ class CodeWriter:
         told = self.rewritten(lambda tree, _: evaluations_without_gradients(tree, models))
         if told or not unwalked:
             return told
-        called = {_extent(one.definition): one.file for one in called_in(self._tree, self._names)}
-        of_called = {end for end in unwalked for extent, file in called.items() if _is_within(end[-1], extent, file)}
-
-        def under_no_grad(code: Code, _: Mapping[str, Any]) -> str:
-            file = called.get(_extent(code)) if not isinstance(code, ast.Module) else None
-            own = [one for one in of_called if file and _is_within(one[-1], _extent(code), file)]
-            own = own if file else [one for one in unwalked if one not in of_called]
-            return lines_without_gradients(code, {one[-1][1] for one in own}) if own else ""
-
-        return self.rewritten(under_no_grad)
+        ends, called = {lines[-1] for lines in unwalked}, list(called_in(self._tree, self._names))
+        within = {id(one.definition): {end for end in ends if one.has_line(*end)} for one in called}
+        within[id(self._tree)] = ends.difference(*within.values())
+        return self._rewritten_of(
+            called, lambda code, _: lines_without_gradients(code, {line for _, line in within[id(code)]})
+        )
 
     def _with_size(self, has_trained: bool, unwalked: Collection[Lines], size: SizeParameter | None, after: int) -> str:
         """What evaluates in the cell, which else trains or not, under ``no_grad`` and with another size; "" where that
@@ -202,8 +194,10 @@ class CodeWriter:
         if size is None or size.rows:
             return ""
         with size.override(self._tree, self._names, after):
-            whole = lambda code, seen: own_code(code, seen, "no_grad", {})  # noqa: E731
-            code = self._without_gradients(unwalked) if has_trained else self.rewritten(whole)
+            if has_trained:
+                code = self._without_gradients(unwalked)
+            else:
+                code = self.rewritten(lambda tree, names: own_code(tree, names, "no_grad", {}))
         return f"{size.target} = {after}\n{code}" if code and size.target else code
 
     def kept_classes(self) -> str:

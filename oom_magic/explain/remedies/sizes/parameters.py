@@ -19,8 +19,9 @@ from typing import Any
 
 from oom_magic.explain.live.called import called_in, object_of
 from oom_magic.explain.remedies.own_code.loops import Code
-from oom_magic.explain.remedies.own_code.parts import first_made_rows, first_rows, made_rows, rows_read
-from oom_magic.explain.remedies.own_code.rows import computed_in_parts, in_rows, model_calls
+from oom_magic.explain.remedies.own_code.rows.calls import in_rows, model_calls
+from oom_magic.explain.remedies.own_code.rows.statements import computed_in_parts
+from oom_magic.explain.remedies.own_code.rows.steps import first_made_rows, first_rows, made_rows, rows_read
 from oom_magic.explain.remedies.sizes.overrides import (
     Override,
     assigning,
@@ -36,7 +37,8 @@ from oom_magic.explain.remedies.sizes.overrides import (
     override_word,
     set_for_a_while,
 )
-from oom_magic.user_code import bound_in, is_cell, is_users_file, names_in
+from oom_magic.explain.syntax import bound_in, names_in
+from oom_magic.user_code import is_cell, is_users_file
 
 _BATCH = re.compile(r"batch|(^|_)bs($|_)|^B$", re.IGNORECASE)
 _LENGTH = re.compile(r"seq|len|block_size|context|n_ctx|^T$|^S$", re.IGNORECASE)

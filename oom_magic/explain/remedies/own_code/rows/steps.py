@@ -10,8 +10,8 @@ from typing import Any
 
 from oom_magic.explain.live.called import called_in, object_of
 from oom_magic.explain.remedies.own_code.accumulation import divide
-from oom_magic.explain.remedies.own_code.loops import Code, backwards, copied, is_module, is_update
-from oom_magic.user_code import bound_in, is_stored, names_in, read_before_bound, read_in
+from oom_magic.explain.remedies.own_code.loops import Code, backwards, copied, is_update
+from oom_magic.explain.syntax import bound_in, is_stored, names_in, read_before_bound, read_in
 
 _FIRST = "_oom_magic_first_rows"  # what cuts rows in a rehearsed cell
 
@@ -203,32 +203,3 @@ def given_rows(tree: ast.Module, names: Mapping[str, Any], rows: Collection[str]
             given |= {one.arg: one.value for one in call.keywords if one.arg}
             found |= {name: one.id for name, one in given.items() if isinstance(one, ast.Name) and one.id in rows}
     return found
-
-
-def with_edges_drawn(tree: Code, names: Mapping[str, Any], parts: int) -> str:
-    """The statement of a cell or function that calls a graph network, with one edge in ``parts``; "" where it has none,
-    or several."""
-    made = [
-        one for one in ast.walk(ast.parse(ast.unparse(tree))) if isinstance(one, (ast.Assign, ast.Expr, ast.Return))
-    ]
-    found = [code for one in made if (code := _drawn(one, names, parts))]
-    return found[0] if len(found) == 1 else ""
-
-
-def _drawn(statement: ast.stmt, names: Mapping[str, Any], parts: int) -> str:
-    from oom_magic.predict.what_if.loop_changes import edge_arguments  # loads torch
-
-    edges = ""
-    for call in (one for one in ast.walk(statement) if isinstance(one, ast.Call)):
-        model = object_of(call.func, names)
-        places = edge_arguments(model) if is_module(model) else {}
-        given: list[Any] = [keyword for keyword in call.keywords if keyword.arg in places]
-        for argument in [call.args[at] for at in places.values() if at < len(call.args)] + [one.value for one in given]:
-            text = ast.unparse(argument)
-            new = ast.parse(f"{text}[drawn]" if edges else f"{text}[:, drawn]", mode="eval").body
-            edges = edges or text
-            call.args = [new if one is argument else one for one in call.args]
-            for keyword in given:
-                keyword.value = new if keyword.value is argument else keyword.value
-    number = f"{edges}.shape[1]"
-    return edges and f"drawn = torch.randperm({number})[:{number} // {parts}]\n{ast.unparse(statement)}"

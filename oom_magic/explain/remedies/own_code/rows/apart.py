@@ -1,0 +1,137 @@
+"""Whether code computes each row of its data by itself: nothing mixes the first dimension, as far as can be seen."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterable, Set
+
+from oom_magic.explain.syntax import bound_in, names_in
+
+# What mixes rows, unless it is told another dimension; the place of that argument.
+_ALONG = {
+    **dict.fromkeys(
+        ("mean", "sum", "max", "min", "std", "var", "argmax", "argmin", "softmax", "log_softmax", "logsumexp", "cumsum",
+         "prod", "median", "any", "all", "amax", "amin", "argsort", "sort", "cat", "concat", "stack", "flatten"),
+        0,
+    ),
+    "topk": 1,
+    "norm": 1,
+    "normalize": 1,
+}  # fmt: skip
+_ALONG_LAST = frozenset({"topk", "sort", "argsort", "normalize"})  # unless another is given
+_IN_PAIRS = frozenset({"cdist", "outer", "kron", "tensordot"})
+_MIXING = frozenset(
+    {"nonzero", "unique", "backward", "item", "diag", "diagonal", "fill_diagonal_", "eye", "trace", "tril", "triu",
+     "tril_", "triu_", "solve", "solve_triangular", "cholesky", "cholesky_solve", "lstsq", "inv", "inverse", "pinv",
+     "det", "logdet", "slogdet", "svd", "svdvals", "qr", "eig", "eigh", "eigvals", "eigvalsh", "lobpcg", "matrix_exp"}
+)  # fmt: skip
+_NUMBER_OF_ROWS = re.compile(
+    r"^-1$|^len\([\w.]+\)$|^[\w.]+\.shape\[0\]$|^[\w.]+\.size\(0\)$|^\*[\w.]+\.shape\[:-?\d+\]$"
+)
+_SHAPING = frozenset({"view", "reshape", "permute", "transpose"})
+
+
+def stay_apart(codes: Iterable[tuple[ast.AST, Set[str]]]) -> bool:
+    """Whether code computes each row by itself, of pairs of code and the names there of what has the rows."""
+    return all(keeps_rows(node) and not _meets(node, derived) for code, derived in codes for node in ast.walk(code))
+
+
+def given_to(caller: ast.AST, function: ast.FunctionDef | ast.AsyncFunctionDef, derived: Collection[str]) -> set[str]:
+    """The arguments for which calls of a function pass what is ``derived``; all where it is not called there."""
+    names = [one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)]
+    calls = [one for one in ast.walk(caller) if isinstance(one, ast.Call)]
+    calls = [one for one in calls if ast.unparse(one.func).rpartition(".")[2] == function.name]
+    own = names[1:] if names[:1] == ["self"] else names
+    given = [pair for call in calls for pair in zip(own, call.args, strict=False)]
+    given += [(one.arg or "", one.value) for call in calls for one in call.keywords]
+    return {name for name, one in given if not set(derived).isdisjoint(names_in(one))} if calls else set(names)
+
+
+def derived_from(code: ast.AST, first: Collection[str]) -> set[str]:
+    """The names that code computes from what is in the ``first``, those among them."""
+    derived, before = set(first), 0
+    bindings = [pair for node in ast.walk(code) for pair in _bindings(node)]
+    while len(derived) > before:
+        before = len(derived)
+        for target, value in bindings:
+            if not derived.isdisjoint(names_in(value)):
+                derived |= bound_in(target)
+    return derived
+
+
+def _bindings(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
+    """What a statement binds, with the values."""
+    match node:
+        case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)) if len(targets) == len(values):
+            return list(zip(targets, values, strict=True))
+        case ast.Assign(targets=targets, value=value):
+            return [(one, value) for one in targets]
+        case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
+            return [(target, value)]
+    return []
+
+
+def _meets(node: ast.AST, derived: Set[str]) -> bool:
+    """Whether each row meets others there: of what is ``derived`` from rows, these come to stand elsewhere, or two are
+    compared in pairs."""
+
+    def is_derived(one: ast.AST) -> bool:
+        return not derived.isdisjoint(names_in(one))
+
+    match node:
+        case ast.Attribute(value=value, attr="T" | "H") | ast.Call(func=ast.Attribute(value=value, attr="t")):
+            return is_derived(value)
+        case (
+            ast.Call(func=ast.Attribute(value=value, attr="unsqueeze"), args=[ast.Constant(value=0)])
+            | ast.Subscript(value=value, slice=ast.Constant(value=None))
+            | ast.Subscript(value=value, slice=ast.Tuple(elts=[ast.Constant(value=None), *_]))
+        ):
+            return is_derived(value)
+        case ast.Call(func=ast.Attribute(attr=name), args=args) if name in _IN_PAIRS:
+            return sum(map(is_derived, args)) > 1
+        case ast.BinOp(left=left, op=ast.MatMult(), right=right):
+            return is_derived(right) and not is_derived(left)  # a sum over rows
+        case ast.Call(func=ast.Attribute(attr="einsum"), args=[ast.Constant(value=str(equation)), *operands]):
+            terms, _, result = equation.replace(" ", "").partition("->")
+            own = {term[:1] for term, one in zip(terms.split(","), operands, strict=False) if is_derived(one)}
+            return bool(own) and own != {result[:1]}
+    return False
+
+
+def keeps_rows(node: ast.AST) -> bool:
+    """Whether what a node computes has the rows of its operands where they were, none of them mixed with another."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
+            if name in _MIXING or (name in _SHAPING and not _keeps_first(node, name)):
+                return False
+            return name not in _ALONG or _is_along_another(node, name)
+    return True
+
+
+def _keeps_first(call: ast.Call, name: str) -> bool:
+    """Whether a tensor that gets another shape has its rows where they were: as many, or each as several."""
+    is_method = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) != "torch"
+    given = call.args if is_method else call.args[1:]
+    given = given[0].elts if len(given) == 1 and isinstance(given[0], (ast.Tuple, ast.List)) else given
+    texts = [ast.unparse(one) for one in given]
+    if name == "transpose":
+        return len(texts) == 2 and all(one.isdecimal() and one != "0" for one in texts)
+    if name == "permute":
+        return texts[:1] == ["0"]
+    return bool(texts and _NUMBER_OF_ROWS.search(texts[0]))
+
+
+def _is_along_another(call: ast.Call, name: str) -> bool:
+    """Whether a reduction is along another dimension than the first."""
+    given = [one.value for one in call.keywords if one.arg in ("dim", "axis")]
+    is_method = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) not in ("torch", "F")
+    place = _ALONG[name] + (not is_method)
+    given += call.args[place : place + 1]
+    if not given:
+        return name in _ALONG_LAST
+    try:
+        value = ast.literal_eval(given[0])
+    except ValueError:
+        return False
+    return isinstance(value, int) and value != 0

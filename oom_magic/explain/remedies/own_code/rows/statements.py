@@ -1,0 +1,163 @@
+"""Statements that compute something for each row of a tensor by itself, done for some of the rows at a time.
+
+No graph is kept there: where a model runs, it evaluates.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from oom_magic.explain.live.called import called_in
+from oom_magic.explain.remedies.own_code.loops import copied
+from oom_magic.explain.remedies.own_code.rows.apart import derived_from, given_to, stay_apart
+from oom_magic.explain.syntax import bound_in, is_stored, names_in, read_before_bound, read_in
+
+
+def leading_rows(tree: ast.Module, names: Mapping[str, Any]) -> tuple[str, int] | None:
+    """The tensor of an earlier cell, and its number of rows, that the cell may take some rows at a time; None: none."""
+    read = sorted(
+        (node for node in ast.walk(tree) if isinstance(node, ast.Name)), key=lambda one: (one.lineno, one.col_offset)
+    )
+    for name in dict.fromkeys(node.id for node in read):
+        shape = tuple(getattr(names.get(name), "shape", ())) if _is_tensor(names.get(name)) else ()
+        if len(shape) > 1 and shape[0] > 1 and computed_in_parts(tree, names, name, 1):
+            return name, int(shape[0])
+    return None
+
+
+def _is_tensor(value: Any) -> bool:
+    return type(value).__name__ == "Tensor"
+
+
+def computed_in_parts(tree: ast.Module, names: Mapping[str, Any], rows: str, after: int) -> ast.Module | None:
+    """The cell with the statements that compute something of ``rows`` done for ``after`` rows at a time, and the
+    results joined; None where rows are not computed by themselves."""
+    body = tree.body
+    reads = [at for at, one in enumerate(body) if rows in read_in(one)]
+    if not reads or any(rows in bound_in(one) for one in body):
+        return None
+    start, stop = _stretch(body, reads[0])
+    block, part = ast.Module(body[start:stop], []), f"{rows}_part"
+    used = _results(block.body, body[stop:])
+    begun = read_before_bound(block) & bound_in(block)
+    inside = _of_part(block.body, names, rows, part) if used and not begun and reads[-1] < stop else []
+    parted = _in_parts(inside, used, part, f"{rows}.split({after})")
+    if not parted:
+        return None
+    return ast.fix_missing_locations(ast.Module([*body[:start], *parted, *body[stop:]], []))
+
+
+def _in_parts(inside: Sequence[ast.stmt], used: Sequence[str], part: str, parts: str) -> list[ast.stmt]:
+    """The statements in a loop over parts of the rows, behind those that read none, and what is ``used`` of their
+    results joined; nothing where none is used."""
+    derived = derived_from(ast.Module(list(inside), []), {part})
+    results = [name for name in used if name in derived]
+    if not results:
+        return []
+    alike = [one for one in inside if derived.isdisjoint(names_in(one)) and not bound_in(one) & _filled(inside)]
+    looped = [one for one in inside if one not in alike]
+    loop = ast.parse(f"for {part} in {parts}:\n    pass").body[0]
+    assert isinstance(loop, ast.For)
+    together = results[0] if len(results) == 1 else f"({', '.join(results)})"
+    passing = [name for name in _made_by(looped) if name not in used]  # what is left would be of the last part alone
+    behind = f"parts.append({together})" + (f"\ndel {', '.join(passing)}" if passing else "")
+    left = sorted(_made_in_loops(looped) - {*used, *passing})
+    behind += f"\n{' = '.join(left)} = None" if left else ""
+    loop.body = [*looped, *ast.parse(behind).body]
+    joined = f"{results[0]} = torch.cat(parts)"
+    if len(results) > 1:
+        joined = f"{', '.join(results)} = map(torch.cat, zip(*parts))"
+    return [*alike, *ast.parse("parts = []").body, loop, *ast.parse(joined).body]
+
+
+def _filled(block: Sequence[ast.stmt]) -> set[str]:
+    """The names of what a method or an item may be set in: ``kept.append(row)``, ``table[0] = row``."""
+    nodes = [node for one in block for node in ast.walk(one)]
+    called = [node.func.value for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    stored = [node.value for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    return {one.id for one in (*called, *stored) if isinstance(one, ast.Name)}
+
+
+def _stretch(body: Sequence[ast.stmt], first: int) -> tuple[int, int]:
+    """The statements from the first that reads the rows, and those before it that begin what it binds, to the last
+    before one that only uses a result."""
+    stop = next((at for at in range(first, len(body)) if isinstance(body[at], ast.Expr)), len(body))
+    bound = _bound(body[first:stop])
+    start = next((at for at in range(first) if bound_in(body[at]) & bound), first)
+    return start, stop
+
+
+def _results(block: Sequence[ast.stmt], behind: Sequence[ast.stmt]) -> list[str]:
+    """The names of the block that are read behind it, and those that its last statement binds, under ``with`` too."""
+    last = block[-1]
+    while isinstance(last, ast.With):
+        last = last.body[-1]
+    used = {name for one in behind for name in read_in(one)} | set(_made_by([last]))
+    return [name for name in dict.fromkeys(node.id for node in _stored(block)) if name in used]
+
+
+def _made_by(block: Sequence[ast.stmt]) -> list[str]:
+    """The names that assignments in the block, or under ``with`` in it, bind, but not those within loops."""
+    inside = [_made_by(one.body) if isinstance(one, ast.With) else () for one in block]
+    made = [node.id for node in _stored([one for one in block if isinstance(one, ast.Assign)])]
+    return list(dict.fromkeys([*made, *(name for names in inside for name in names)]))
+
+
+def _made_in_loops(block: Sequence[ast.stmt]) -> set[str]:
+    """The names that assignments in loops bind, which may not run."""
+    loops = (node for one in block for node in ast.walk(one) if isinstance(node, (ast.For, ast.While)))
+    made = (node for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Assign))
+    return _bound(list(made))
+
+
+def _of_part(block: Sequence[ast.stmt], names: Mapping[str, Any], rows: str, part: str) -> list[ast.stmt]:
+    """The statements for a part of the rows; none where they, or the user's functions that they call, do not compute
+    each row by itself, as far as can be seen: nothing mixes the first dimension. Where each row is compared with all,
+    ``torch.cdist(x, x)``, those of the part are."""
+    made = [copied(one) for one in block]
+    module = ast.Module(made, [])
+    if any(isinstance(node, (ast.AugAssign, ast.FunctionDef, ast.ClassDef)) for node in ast.walk(module)):
+        return []
+    called = [one.definition for one in called_in(module, names)]
+
+    def are_apart(first: str) -> bool:
+        derived = derived_from(module, {first})
+        codes = [(module, derived), *((one, derived_from(one, given_to(module, one, derived))) for one in called)]
+        return stay_apart(codes)
+
+    read = [
+        [node for node in ast.walk(one) if isinstance(node, ast.Name) and node.id == rows] for one in _parts(module)
+    ]
+    twice = [each for each in read if len(each) > 1]
+    if len(twice) > 1 or any(len(each) > 2 for each in twice) or (twice and are_apart(rows)):
+        return []
+    once = [node for each in read if len(each) == 1 for node in each]
+    for chosen in twice[0] if twice else [None]:  # the rows of the part are on one side
+        for node in (*once, *([chosen] if chosen is not None else ())):
+            node.id = part
+        if are_apart(part):
+            return made
+        if chosen is not None:
+            chosen.id = rows
+    return []
+
+
+def _parts(code: ast.AST) -> Iterator[ast.AST]:
+    """What is computed at once: simple statements, the conditions of others, the values of a tuple each by itself."""
+    for node in ast.walk(code):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+            yield from node.value.elts
+        elif isinstance(node, ast.stmt) and not hasattr(node, "body"):
+            yield node
+        elif isinstance(node, ast.stmt):
+            yield from (one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
+
+
+def _stored(block: Sequence[ast.stmt]) -> list[ast.Name]:
+    return [node for one in block for node in ast.walk(one) if isinstance(node, ast.Name) and is_stored(node)]
+
+
+def _bound(block: Sequence[ast.stmt]) -> set[str]:
+    return bound_in(ast.Module(list(block), []))
