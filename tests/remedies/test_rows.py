@@ -14,7 +14,9 @@ from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.own_code.rows.calls import in_rows, model_calls
 from oom_magic.explain.remedies.own_code.rows.statements import computed_in_parts, leading_rows
+from oom_magic.explain.remedies.own_code.writing import CodeWriter
 from oom_magic.explain.remedies.remedy import Situation, ranked
+from oom_magic.explain.remedies.sizes.parameters import find_rows
 from oom_magic.predict.setups.gpus import find_gpu
 from tests.support.versions import as_since_3_11
 
@@ -68,6 +70,22 @@ def names() -> dict[str, Any]:
         ("wide = corpus * 2\nscores = queries @ wide.T\nprint(wide)", ("scores", "wide")),
         ("same = torch.ones(40, 8).cos()\nscores = queries @ same.T", ("scores",)),
         ("scores = torch.einsum('id,jd->ij', queries, corpus)", ("scores",)),
+        ("unit = queries * 2\nalike = unit @ unit.T", ("alike",)),
+        ("unit = queries * 2\nother = unit * 3\nalike = torch.cdist(unit, other)", ("alike",)),
+        ("unit = queries * 2\nalike = (unit[:, None] - unit[None]).norm(dim=-1)", ("alike",)),
+        ("turned = queries.transpose(0, 1)\nalike = torch.mm(queries, turned)", ("alike",)),
+        ("centred = queries - queries.mean(0)\nspread = centred @ centred.t()", ("spread",)),
+        (
+            "sq = (queries ** 2).sum(1)\nfar = sq[:, None] + sq[None, :] - 2 * queries @ queries.T\n"
+            "kernel = torch.exp(-0.5 * far)\nsolved = kernel @ y",
+            ("solved",),
+        ),
+        (
+            "scores = queries @ queries.T\nscores.fill_diagonal_(-1)\nbest, at_best = scores.topk(3, dim=1)",
+            ("best", "at_best"),
+        ),
+        ("larger = torch.max(queries[:, None, :2], corpus[None, :, :2]).prod(2)", ("larger",)),
+        ("own = queries @ queries.T\nown.diagonal().zero_()\nnear = own.argmax(1)", ("near",)),
     ],
 )
 def test_rows_in_parts_give_the_same(cell: str, results: tuple[str, ...]) -> None:
@@ -82,15 +100,31 @@ def test_rows_in_parts_give_the_same(cell: str, results: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize(
+    ("cell", "instead"),
+    [
+        ("alike = queries @ queries.T", "alike = queries @ queries.T"),
+        ("k = 3\nown = queries @ queries.T\nbest = own.topk(k)", "own = queries @ queries.T ... best = own.topk(k)"),
+        ("a = queries @ queries.T\nb = a * 2\nc = b.amax(1)", "a = queries @ queries.T ... c = b.amax(1)"),
+    ],
+)
+def test_it_is_told_what_statements_in_parts_stand_for(cell: str, instead: str) -> None:
+    """Pasted beside them, the loop saved nothing: as many statements may be new as are gone."""
+    tree, seen = ast.parse(cell), names()
+    (rows,) = find_rows(tree, seen, 24, are_free=True)
+    code = CodeWriter(tree, seen, []).with_sizes({rows: 8}, 1)
+    assert code.splitlines()[-1] == f"# instead of {instead}" and "queries.split(8)" in code
+
+
+@pytest.mark.parametrize(
     "cell",
     [
         "alike = queries.T @ queries",  # each row meets all others
-        "alike = queries * queries.mean()",
+        "among = torch.cdist(corpus, queries)",
+        "scores = corpus @ queries.T",
+        "alike = queries @ queries.T - torch.eye(24)",
+        "scores = queries @ corpus.T\nscores[torch.arange(24), torch.arange(24)] = 0",
         "turned = torch.einsum('id,jd->ji', queries, corpus)",
         "apart = gaussian(queries, queries).tril()",
-        "unit = queries * 2\nalike = unit @ unit.T",
-        "unit = queries * 2\nother = unit * 3\nalike = torch.cdist(unit, other)",
-        "unit = queries * 2\nalike = (unit[:, None] - unit[None]).norm(dim=-1)",
         "alike = pairs(queries)",
         "scores = (queries @ corpus.T).softmax(0)",
         "mean = (queries @ corpus.T).mean()",

@@ -195,6 +195,8 @@ def test_a_data_set_that_the_cell_makes_is_taken_in_parts(cell: str) -> None:
     assert first.fits and first.values["before"] == 8192
     assert f"for X_part, y_part in zip(X.split({after}), y.split({after})):" in first.code
     assert "cross_entropy(net(X_part), y_part, weights)" in first.code
+    instead = "# instead of loss = torch.nn.functional.cross_entropy(net(X), y, weights) ... loss.backward()"
+    assert (instead in first.code) == (cell == "one_step")
 
 
 def test_a_state_that_goes_on_to_the_next_batch_is_not_that_of_other_rows():

@@ -293,7 +293,8 @@ def _instead_of(before: Sequence[str], tree: ast.Module) -> Iterator[str]:
     """What several statements are replaced by others together stands for."""
     now = {ast.unparse(one) for one in tree.body}
     gone = [text.partition("\n")[0] for text in before if text not in now]
-    if len(before) != len(tree.body) and gone:
+    blocks = [hasattr(one, "body") for text in before for one in ast.parse(text).body]
+    if gone and blocks != [hasattr(one, "body") for one in tree.body]:
         yield f"# instead of {' ... '.join(dict.fromkeys([gone[0], gone[-1]]))}"
 
 

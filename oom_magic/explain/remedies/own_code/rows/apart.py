@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Collection, Iterable, Set
 
+from oom_magic.explain.remedies.own_code.rows.pairs import AT, met_by_all
 from oom_magic.explain.syntax import bound_in, names_in
 
 # What mixes rows, unless it is told another dimension; the place of that argument.
@@ -20,7 +21,7 @@ _ALONG = {
     "normalize": 1,
 }  # fmt: skip
 _ALONG_LAST = frozenset({"topk", "sort", "argsort", "normalize"})  # unless another is given
-_IN_PAIRS = frozenset({"cdist", "outer", "kron", "tensordot"})
+_OF_TWO = frozenset({"max", "min"})
 _MIXING = frozenset(
     {"nonzero", "unique", "backward", "item", "diag", "diagonal", "fill_diagonal_", "eye", "trace", "tril", "triu",
      "tril_", "triu_", "solve", "solve_triangular", "cholesky", "cholesky_solve", "lstsq", "inv", "inverse", "pinv",
@@ -34,7 +35,15 @@ _SHAPING = frozenset({"view", "reshape", "permute", "transpose"})
 
 def stay_apart(codes: Iterable[tuple[ast.AST, Set[str]]]) -> bool:
     """Whether code computes each row by itself, of pairs of code and the names there of what has the rows."""
-    return all(keeps_rows(node) and not _meets(node, derived) for code, derived in codes for node in ast.walk(code))
+    nodes = ((node, derived) for code, derived in codes for node in ast.walk(code))
+    return all(
+        not _meets(node, derived) and (keeps_rows(node) or _is_same_for_all(node, derived)) for node, derived in nodes
+    )
+
+
+def _is_same_for_all(call: ast.AST, derived: Set[str]) -> bool:
+    """Whether a call that mixes rows is given none of those that have been ``derived``, nor makes a matrix of all."""
+    return derived.isdisjoint(names_in(call)) and ast.unparse(vars(call)["func"]).rpartition(".")[2] not in _MIXING
 
 
 def given_to(caller: ast.AST, function: ast.FunctionDef | ast.AsyncFunctionDef, derived: Collection[str]) -> set[str]:
@@ -73,40 +82,23 @@ def _bindings(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
 
 
 def _meets(node: ast.AST, derived: Set[str]) -> bool:
-    """Whether each row meets others there: of what is ``derived`` from rows, these come to stand elsewhere, or two are
-    compared in pairs."""
-
-    def is_derived(one: ast.AST) -> bool:
-        return not derived.isdisjoint(names_in(one))
-
-    match node:
-        case ast.Attribute(value=value, attr="T" | "H") | ast.Call(func=ast.Attribute(value=value, attr="t")):
-            return is_derived(value)
-        case (
-            ast.Call(func=ast.Attribute(value=value, attr="unsqueeze"), args=[ast.Constant(value=0)])
-            | ast.Subscript(value=value, slice=ast.Constant(value=None))
-            | ast.Subscript(value=value, slice=ast.Tuple(elts=[ast.Constant(value=None), *_]))
-        ):
-            return is_derived(value)
-        case ast.Call(func=ast.Attribute(attr=name), args=args) if name in _IN_PAIRS:
-            return sum(map(is_derived, args)) > 1
-        case ast.BinOp(left=left, op=ast.MatMult(), right=right):
-            return is_derived(right) and not is_derived(left)  # a sum over rows
-        case ast.Call(func=ast.Attribute(attr="einsum"), args=[ast.Constant(value=str(equation)), *operands]):
-            terms, _, result = equation.replace(" ", "").partition("->")
-            own = {term[:1] for term, one in zip(terms.split(","), operands, strict=False) if is_derived(one)}
-            return bool(own) and own != {result[:1]}
-    return False
+    """Whether what is ``derived`` from a part of the rows stands where each row meets all."""
+    return any(not derived.isdisjoint(names_in(one)) for one in met_by_all(node))
 
 
 def keeps_rows(node: ast.AST) -> bool:
     """Whether what a node computes has the rows of its operands where they were, none of them mixed with another."""
     match node:
         case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
-            if name in _MIXING or (name in _SHAPING and not _keeps_first(node, name)):
+            if (name in _MIXING and not _is_placed(node)) or (name in _SHAPING and not _keeps_first(node, name)):
                 return False
             return name not in _ALONG or _is_along_another(node, name)
     return True
+
+
+def _is_placed(call: ast.Call) -> bool:
+    """Whether it is the diagonal of a part of the rows, ``scores.diagonal(at)``."""
+    return ast.unparse(call).endswith(f".diagonal({AT})")
 
 
 def _keeps_first(call: ast.Call, name: str) -> bool:
@@ -130,6 +122,8 @@ def _is_along_another(call: ast.Call, name: str) -> bool:
     given += call.args[place : place + 1]
     if not given:
         return name in _ALONG_LAST
+    if name in _OF_TWO and isinstance(given[0], (ast.Subscript, ast.Attribute, ast.BinOp, ast.Call)):
+        return True  # of each element and another
     try:
         value = ast.literal_eval(given[0])
     except ValueError:

@@ -15,11 +15,11 @@ from typing import Any
 from oom_magic.explain.live.called import NOTHING, called_in, object_of
 from oom_magic.explain.remedies.own_code.loops import copied, is_module
 from oom_magic.explain.remedies.own_code.rows.apart import derived_from, given_to, keeps_rows, stay_apart
+from oom_magic.explain.remedies.own_code.rows.pairs import AT
 from oom_magic.explain.syntax import names_in
 
 # Methods of models that compute rows by themselves, as calling the model does.
 _OF_ROWS = re.compile(r"^(generate|encode|forward|embed|predict|sample|decode|infer|transform)|_features$|^__call__$")
-_AT = "at"
 
 
 def model_calls(tree: ast.Module, names: Mapping[str, Any]) -> Iterator[tuple[Any, Any, ast.expr]]:
@@ -70,14 +70,14 @@ def in_rows(taken: ast.expr, names: Mapping[str, Any], bound: Collection[str], n
     if not rows.length:
         return ""
     each, steps = ast.unparse(part), f"range(0, {rows.length}, {after})"
-    rows_of_all = f"[row for {_AT} in {steps} for row in {each}]"
+    rows_of_all = f"[row for {AT} in {steps} for row in {each}]"
     if ast.unparse(call.func).endswith(".generate"):
         return f"torch.nn.utils.rnn.pad_sequence({rows_of_all}, batch_first=True{_padding(call, names)})"
     kinds = _kinds_returned(call, names) if call is part else {"tensor"}
     if kinds == {"list"}:
         return rows_of_all
     joining = {"tensor": "torch.cat", "array": _name_of_numpy(names)}.get(kinds.pop(), "") if len(kinds) == 1 else ""
-    return f"{joining}([{each} for {_AT} in {steps}])" if joining else ""
+    return f"{joining}([{each} for {AT} in {steps}])" if joining else ""
 
 
 def _kinds_returned(call: ast.Call, names: Mapping[str, Any]) -> set[str]:
@@ -162,7 +162,7 @@ class _Rows(ast.NodeTransformer):
             return mapping
         text = ast.unparse(mapping)
         self.length = self.length or f"len(next(iter({text}.values())))"
-        return _parsed(f"{{name: value[{_AT}:{_AT} + {self._after}] for name, value in {text}.items()}}")
+        return _parsed(f"{{name: value[{AT}:{AT} + {self._after}] for name, value in {text}.items()}}")
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         """Not the function itself."""
@@ -189,7 +189,7 @@ class _Rows(ast.NodeTransformer):
             return node
         text = ast.unparse(node)
         self.length = self.length or f"len({text})"
-        return _parsed(f"{text}[{_AT}:{_AT} + {self._after}]")
+        return _parsed(f"{text}[{AT}:{AT} + {self._after}]")
 
     def _known(self, node: ast.expr) -> Any:
         """What an expression is before the code runs; NOTHING of what the code binds."""

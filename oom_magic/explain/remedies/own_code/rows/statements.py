@@ -6,12 +6,13 @@ No graph is kept there: where a model runs, it evaluates.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oom_magic.explain.live.called import called_in
 from oom_magic.explain.remedies.own_code.loops import copied
-from oom_magic.explain.remedies.own_code.rows.apart import derived_from, given_to, stay_apart
+from oom_magic.explain.remedies.own_code.rows.apart import derived_from, given_to, keeps_rows, stay_apart
+from oom_magic.explain.remedies.own_code.rows.pairs import Parted, is_in_place, loop_over, parted
 from oom_magic.explain.syntax import bound_in, is_stored, names_in, read_before_bound, read_in
 
 
@@ -39,26 +40,28 @@ def computed_in_parts(tree: ast.Module, names: Mapping[str, Any], rows: str, aft
     if not reads or any(rows in bound_in(one) for one in body):
         return None
     start, stop = _stretch(body, reads[0])
-    block, part = ast.Module(body[start:stop], []), f"{rows}_part"
+    block = ast.Module(body[start:stop], [])
     used = _results(block.body, body[stop:])
     begun = read_before_bound(block) & bound_in(block)
-    inside = _of_part(block.body, names, rows, part) if used and not begun and reads[-1] < stop else []
-    parted = _in_parts(inside, used, part, f"{rows}.split({after})")
-    if not parted:
+    inside = _of_part(block.body, names, rows) if used and not begun and reads[-1] < stop else None
+    made = [] if inside is None else _in_parts(inside, used, after)
+    if not made:
         return None
-    return ast.fix_missing_locations(ast.Module([*body[:start], *parted, *body[stop:]], []))
+    return ast.fix_missing_locations(ast.Module([*body[:start], *made, *body[stop:]], []))
 
 
-def _in_parts(inside: Sequence[ast.stmt], used: Sequence[str], part: str, parts: str) -> list[ast.stmt]:
-    """The statements in a loop over parts of the rows, behind those that read none, and what is ``used`` of their
-    results joined; nothing where none is used."""
-    derived = derived_from(ast.Module(list(inside), []), {part})
+def _in_parts(rows: Parted, used: Sequence[str], after: int) -> list[ast.stmt]:
+    """The statements in a loop over parts of the rows, behind those that read none or all, and what is ``used`` of
+    their results joined; nothing where none is used."""
+    inside = rows.part
+    derived = derived_from(ast.Module(list(inside), []), {f"{name}_part" for name in rows.split})
     results = [name for name in used if name in derived]
     if not results:
         return []
     alike = [one for one in inside if derived.isdisjoint(names_in(one)) and not bound_in(one) & _filled(inside)]
     looped = [one for one in inside if one not in alike]
-    loop = ast.parse(f"for {part} in {parts}:\n    pass").body[0]
+    target, source = loop_over(rows, after)
+    loop = ast.parse(f"for {target} in {source}:\n    pass").body[0]
     assert isinstance(loop, ast.For)
     together = results[0] if len(results) == 1 else f"({', '.join(results)})"
     passing = [name for name in _made_by(looped) if name not in used]  # what is left would be of the last part alone
@@ -69,7 +72,7 @@ def _in_parts(inside: Sequence[ast.stmt], used: Sequence[str], part: str, parts:
     joined = f"{results[0]} = torch.cat(parts)"
     if len(results) > 1:
         joined = f"{', '.join(results)} = map(torch.cat, zip(*parts))"
-    return [*alike, *ast.parse("parts = []").body, loop, *ast.parse(joined).body]
+    return [*rows.all, *alike, *ast.parse("parts = []").body, loop, *ast.parse(joined).body]
 
 
 def _filled(block: Sequence[ast.stmt]) -> set[str]:
@@ -83,7 +86,8 @@ def _filled(block: Sequence[ast.stmt]) -> set[str]:
 def _stretch(body: Sequence[ast.stmt], first: int) -> tuple[int, int]:
     """The statements from the first that reads the rows, and those before it that begin what it binds, to the last
     before one that only uses a result."""
-    stop = next((at for at in range(first, len(body)) if isinstance(body[at], ast.Expr)), len(body))
+    ends = (at for at in range(first, len(body)) if isinstance(body[at], ast.Expr) and not is_in_place(body[at]))
+    stop = next(ends, len(body))
     bound = _bound(body[first:stop])
     start = next((at for at in range(first) if bound_in(body[at]) & bound), first)
     return start, stop
@@ -112,47 +116,25 @@ def _made_in_loops(block: Sequence[ast.stmt]) -> set[str]:
     return _bound(list(made))
 
 
-def _of_part(block: Sequence[ast.stmt], names: Mapping[str, Any], rows: str, part: str) -> list[ast.stmt]:
-    """The statements for a part of the rows; none where they, or the user's functions that they call, do not compute
-    each row by itself, as far as can be seen: nothing mixes the first dimension. Where each row is compared with all,
-    ``torch.cdist(x, x)``, those of the part are."""
-    made = [copied(one) for one in block]
-    module = ast.Module(made, [])
+def _of_part(block: Sequence[ast.stmt], names: Mapping[str, Any], rows: str) -> Parted | None:
+    """The statements for a part of the rows; None where they, or the user's functions that they call, do not compute
+    each row by itself, or compare it with all, as far as can be seen."""
+    module = ast.Module([copied(one) for one in block], [])
     if any(isinstance(node, (ast.AugAssign, ast.FunctionDef, ast.ClassDef)) for node in ast.walk(module)):
-        return []
+        return None
     called = [one.definition for one in called_in(module, names)]
-
-    def are_apart(first: str) -> bool:
-        derived = derived_from(module, {first})
-        codes = [(module, derived), *((one, derived_from(one, given_to(module, one, derived))) for one in called)]
-        return stay_apart(codes)
-
-    read = [
-        [node for node in ast.walk(one) if isinstance(node, ast.Name) and node.id == rows] for one in _parts(module)
-    ]
-    twice = [each for each in read if len(each) > 1]
-    if len(twice) > 1 or any(len(each) > 2 for each in twice) or (twice and are_apart(rows)):
-        return []
-    once = [node for each in read if len(each) == 1 for node in each]
-    for chosen in twice[0] if twice else [None]:  # the rows of the part are on one side
-        for node in (*once, *([chosen] if chosen is not None else ())):
-            node.id = part
-        if are_apart(part):
-            return made
-        if chosen is not None:
-            chosen.id = rows
-    return []
-
-
-def _parts(code: ast.AST) -> Iterator[ast.AST]:
-    """What is computed at once: simple statements, the conditions of others, the values of a tuple each by itself."""
-    for node in ast.walk(code):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
-            yield from node.value.elts
-        elif isinstance(node, ast.stmt) and not hasattr(node, "body"):
-            yield node
-        elif isinstance(node, ast.stmt):
-            yield from (one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
+    own = {one.name for one in called}
+    for compares in (False, True):  # a function the rows of its first argument with those of the others
+        made = ast.Module([copied(one) for one in block], [])
+        calls = [node for node in ast.walk(made) if isinstance(node, ast.Call)] if compares else []
+        met = [each for one in calls if ast.unparse(one.func).rpartition(".")[2] in own for each in one.args[1:]]
+        found = parted(made.body, derived_from(made, {rows}), lambda node: not keeps_rows(node), met)
+        inside = ast.Module(list(found.part), [])
+        derived = derived_from(inside, {f"{name}_part" for name in found.split})
+        codes = [(inside, derived), *((one, derived_from(one, given_to(inside, one, derived))) for one in called)]
+        if found.split and stay_apart(codes):
+            return found
+    return None
 
 
 def _stored(block: Sequence[ast.stmt]) -> list[ast.Name]:
