@@ -125,7 +125,9 @@ def _advised(diagnosis: Diagnosis, rehearsal: Rehearsal, situation: Situation) -
     if rehearsal.is_step and not rehearsal.is_evaluation and situation.phase != "evaluation":
         diagnosis = replace(diagnosis, told=diagnosis.told | {"trains_in_rehearsal"})
     growth = diagnosis.growth
-    if growth is not None and not growth.fixed and diagnosis.cause is Cause.LEAK_OR_RETAINED_REFERENCE:
+    is_of_graph = growth is not None and growth.has_graph and rehearsal.is_evaluation  # which no_grad leaves out
+    is_leak = diagnosis.cause is Cause.LEAK_OR_RETAINED_REFERENCE and not is_of_graph
+    if growth is not None and not growth.fixed and is_leak:
         yield replace(diagnosis, remedies=unpriced_remedies(diagnosis, _NOT_REWRITTEN))  # others only delay it
         return
     waiting = [one for one in diagnosis.remedies if one.waits]

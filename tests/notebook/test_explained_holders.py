@@ -82,6 +82,17 @@ def test_a_buffer_that_is_filled_is_no_leak(shell):
     assert run(shell, "%oom_explain").cause is not Cause.LEAK_OR_RETAINED_REFERENCE
 
 
+@needs_what_graphs_saved
+def test_what_keeps_the_graphs_of_a_model_that_evaluates_is_made_without_them(shell):
+    """A sampler's picture is made from the one before: that line has no other form, but needs no graph."""
+    shell.run_cell("import torch\nnet = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.GELU()).eval()")
+    lines = ["net.cuda()", "x = torch.zeros(4096, 1024, device='cuda')", "for step in range(100):",
+             "    x = x - 0.1 * net(x)", "    x = x + torch.randn_like(x)"]  # fmt: skip
+    shell.run_cell("\n".join(["%%gpumem --dry-run --no-plot --memory 1GiB", *lines]))
+    best = run(shell, "%oom_explain").remedies[0]
+    assert (best.key, best.verdict) == ("no_grad", "safe") and "with torch.no_grad():" in best.code
+
+
 def test_what_a_forward_collects_for_itself_is_no_leak(shell):
     shell.run_cell("import torch")
     lines = ["%%gpumem --dry-run --no-plot --memory 1GiB", "class Skipping(torch.nn.Module):", "    def __init__(self):",

@@ -34,6 +34,17 @@ def test_the_forward_and_the_loss_go_under_autocast():
     assert "        loss = net(x).sum()\n    loss.backward()" in switched and "enabled" not in switched
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_a_step_outside_any_loop_goes_under_autocast(dtype):
+    """It had no code: only loops and functions were looked at."""
+    step = "net.train()\nout = net(images)\nloss = out.sum()\nloss.backward()\nopt.step()\nopt.zero_grad()"
+    code = own_code(ast.parse(step), {"net": torch.nn.Linear(1, 1)}, "mixed_precision", {"dtype": dtype})
+    block = "    out = net(images)\n    loss = out.sum()\n"
+    assert block in code and "net.train()" not in code and "zero_grad" not in code
+    scaled = ["scaler.scale(loss).backward()", "scaler.step(opt)", "scaler.update()", "# instead of out = net(images)"]
+    assert [one in code for one in scaled] == [dtype == "fp16"] * 3 + [True]
+
+
 @pytest.mark.parametrize("change", [MixedPrecision("bf16", with_loss=True), None])
 def test_autocast_is_rehearsed_as_its_code_has_it(change):
     cell = """

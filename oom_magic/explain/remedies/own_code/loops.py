@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import takewhile
 from types import FunctionType
 from typing import Any, TypeGuard, TypeVar
 
@@ -206,6 +207,20 @@ def shown(tree: ast.Module, before: Collection[str], names: Collection[str] = ()
     made_anew = _made_anew(tree.body[: loops[0]], changed, names) if loops else set()
     chosen = (one for at, one in enumerate(tree.body) if at in made_anew.union(changed, between))
     return [_as_short(one) + _instead_of(one, before) for one in chosen]
+
+
+def exchanged(before: Sequence[str], now: Sequence[str]) -> str:
+    """Statements from the first that is new to the last, with what they stand for."""
+    head = _same(before, now)
+    tail = _same(before[:head:-1], now[:head:-1])
+    gone = [text.partition("\n")[0] for text in before[head : len(before) - tail]]
+    instead = " ... ".join(dict.fromkeys([gone[0], gone[-1]]))
+    return "\n".join([*now[head : len(now) - tail], f"# instead of {instead}"])
+
+
+def _same(some: Sequence[str], others: Sequence[str]) -> int:
+    """How many at the beginning are the same."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))
 
 
 def _instead_of(statement: ast.stmt, before: Collection[str]) -> str:

@@ -20,6 +20,7 @@ from oom_magic.explain.remedies.own_code.loops import (
     blocks_of,
     called_alone,
     copied,
+    exchanged,
     is_module,
     is_update,
     runs_model,
@@ -40,12 +41,11 @@ def under_autocast(tree: Code, names: Mapping[str, Any], dtype: str) -> str:
 
     ``names`` is what the code sees: models among them decide what runs under autocast.
     """
-    found = training_block(tree, most=_MOST_BACKWARDS)
-    if found is None:
+    block, given = _trained(tree), {*arguments_of(tree), *trained_in(tree)}
+    if block is None:
         return ""
-    block, given = copied(found), {*arguments_of(tree), *trained_in(tree)}
     covered: list[bool | None] = []
-    for part in blocks_of(block):
+    for part in [block] if isinstance(block, ast.Module) else blocks_of(block):
         walked = [at for at, one in enumerate(part.body) if list(backwards([one])) or blocks_of(one)]
         for backward in reversed(list(backwards(part.body))):
             first = max((at + 1 for at in walked if at < part.body.index(backward)), default=0)
@@ -54,7 +54,17 @@ def under_autocast(tree: Code, names: Mapping[str, Any], dtype: str) -> str:
     if not is_possible or (dtype == "fp16" and not _scaled(block, names)):
         return ""
     code = ast.unparse(ast.fix_missing_locations(block))
+    if isinstance(block, ast.Module):
+        code = exchanged(list(map(ast.unparse, tree.body)), list(map(ast.unparse, block.body)))
     return f'scaler = torch.amp.GradScaler("cuda")   # once, before the first step\n{code}' if dtype == "fp16" else code
+
+
+def _trained(tree: Code) -> Block | ast.Module | None:
+    """The one loop or function of code that trains, copied, or a cell whose step stands outside any."""
+    found = training_block(tree, most=_MOST_BACKWARDS)
+    if found is None:
+        return ast.parse(ast.unparse(tree)) if isinstance(tree, ast.Module) and not blocks_of(tree) else None
+    return copied(found)
 
 
 def in_precision_of_trainer(tree: Code, names: Mapping[str, Any], dtype: str) -> str:
@@ -122,7 +132,7 @@ def _is_autocast(context: ast.expr) -> bool:
     return isinstance(context, ast.Call) and ast.unparse(context.func).rpartition(".")[2] == "autocast"
 
 
-def _scaled(block: Block, names: Mapping[str, Any]) -> bool:
+def _scaled(block: Block | ast.Module, names: Mapping[str, Any]) -> bool:
     """Let ``scaler`` scale each loss, and step the optimizers; whether that was possible.
 
     As "Automatic Mixed Precision examples" of PyTorch's notes has it: gradients are unscaled before they are clipped,
@@ -155,7 +165,7 @@ def _scaled(block: Block, names: Mapping[str, Any]) -> bool:
     return True
 
 
-def _steps(block: Block, names: Mapping[str, Any]) -> Iterator[tuple[list[ast.stmt], Any]]:
+def _steps(block: Block | ast.Module, names: Mapping[str, Any]) -> Iterator[tuple[list[ast.stmt], Any]]:
     """The statements that step an optimizer, each with the body that it stands in."""
     for body in _bodies(block):
         for one in body:
@@ -172,7 +182,7 @@ def _is_optimizer(owner: ast.expr, names: Mapping[str, Any]) -> bool:
     return any(kind.__module__ == "torch.optim.optimizer" for kind in type(value).__mro__)
 
 
-def _bodies(block: Block) -> Iterator[list[ast.stmt]]:
+def _bodies(block: Block | ast.Module) -> Iterator[list[ast.stmt]]:
     for node in ast.walk(block):
         for field in ("body", "orelse", "finalbody"):
             body = getattr(node, field, None)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import takewhile
 from typing import Any
 
 from oom_magic.explain.live.called import called_in, object_of
 from oom_magic.explain.remedies.own_code.accumulation import divide
-from oom_magic.explain.remedies.own_code.loops import Code, backwards, copied, is_update
+from oom_magic.explain.remedies.own_code.loops import Code, backwards, copied, exchanged, is_update
 from oom_magic.explain.syntax import bound_in, is_stored, names_in, read_before_bound, read_in
 
 _FIRST = "_oom_magic_first_rows"  # what cuts rows in a rehearsed cell
@@ -122,21 +121,7 @@ def in_parts(tree: Code, rows: Collection[str], after: int, number: int) -> str:
         return ""
     if statement is not None:
         return ast.unparse(ast.fix_missing_locations(statement))
-    return _changed(before, [ast.unparse(ast.fix_missing_locations(one)) for one in block])
-
-
-def _changed(before: Sequence[str], now: Sequence[str]) -> str:
-    """The statements of a cell from the first that is new to the last, with what they stand for."""
-    head = _same(before, now)
-    tail = _same(before[:head:-1], now[:head:-1])
-    gone = [text.partition("\n")[0] for text in before[head : len(before) - tail]]
-    instead = " ... ".join(dict.fromkeys([gone[0], gone[-1]]))
-    return "\n".join([*now[head : len(now) - tail], f"# instead of {instead}"])
-
-
-def _same(some: Sequence[str], others: Sequence[str]) -> int:
-    """How many at the beginning are the same."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))
+    return exchanged(before, [ast.unparse(ast.fix_missing_locations(one)) for one in block])
 
 
 def _blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
