@@ -1,13 +1,16 @@
-"""Errors that need no traceback: an interrupt (stop button, Ctrl-C) and a missing PyTorch are shown as one line."""
+"""Errors that need no traceback, or less of one: an interrupt (stop button, Ctrl-C) and a missing PyTorch are shown as
+one line, an argument that this package refuses at the user's own line."""
 
 from __future__ import annotations
 
+import linecache
 import sys
 import traceback
 from types import TracebackType
+from typing import Any
 
 from oom_magic.language import Sentences, _, translated
-from oom_magic.user_code import cell_name, is_users_file
+from oom_magic.user_code import cell_name, is_machinery, is_own_file, is_users_file
 
 _INTERRUPTED: Sentences = {
     "dry run": "interrupted at {where}. This was a dry run: none of your variables or files changed.",
@@ -50,6 +53,7 @@ class PyTorchMissingError(ShownAsOneLine, ImportError):
 class OneLineErrors:
     """Context manager that replaces a KeyboardInterrupt, or a missing PyTorch, by an error of one line.
 
+    IPython shows what this package refuses (``_is_refusal``) without the frames of this package.
     ``task`` is what was interrupted, a key of ``_INTERRUPTED``. The new exception has no context: the frames of the
     interrupted code would keep its tensors alive.
     """
@@ -68,6 +72,8 @@ class OneLineErrors:
                 _("PyTorch is not installed; without it, only pasted texts can be explained: pip install torch.")
             )
         else:
+            if isinstance(error, (ValueError, TypeError)) and _is_refusal(tb):
+                _hide_own_frames(error)
             return
         del kind, error, tb
         try:
@@ -85,3 +91,36 @@ def _interrupted_line(error: BaseException) -> str:
         if is_users_file(frame.filename) and frame.line:
             return f"{cell_name(frame.filename)}:{frame.lineno}"
     return _("the beginning")
+
+
+def _is_refusal(tb: TracebackType | None) -> bool:
+    """Whether an error was raised on purpose by this package, with no code of others in between."""
+    frames = _frames(tb)
+    if not frames or not all(is_own_file(one.tb_frame.f_code.co_filename) for one in frames):
+        return False
+    return linecache.getline(frames[-1].tb_frame.f_code.co_filename, frames[-1].tb_lineno).lstrip().startswith("raise ")
+
+
+def _hide_own_frames(error: BaseException) -> None:
+    """Let IPython show an error at the line of the user's that called this package."""
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is None:
+        return
+
+    def _render_traceback_() -> list[str]:
+        shown: TracebackType | None = None
+        for frame in reversed(_frames(error.__traceback__)):
+            if not is_machinery(frame.tb_frame.f_code.co_filename):
+                shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+        lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, shown, tb_offset=0)
+        return lines
+
+    error._render_traceback_ = _render_traceback_  # type: ignore[attr-defined]
+
+
+def _frames(tb: TracebackType | None) -> list[TracebackType]:
+    frames = []
+    while tb is not None:
+        frames.append(tb)
+        tb = tb.tb_next
+    return frames

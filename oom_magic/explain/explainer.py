@@ -103,7 +103,8 @@ def explain(
     ``lang``: "en" or "zh" (default: ``OOM_MAGIC_LANG``, then the locale).
     ``report``: the MemoryReport of the run that failed.
     ``fast``: remedies are only named.
-    Raises ValueError if nothing is given and nothing has failed yet, FileNotFoundError for a Path that is not a file.
+    Raises ValueError if nothing is given and nothing has failed yet, FileNotFoundError for a Path that is not a file,
+    TypeError for a problem of another kind.
     """
     with OneLineErrors("other"):
         diagnosis = Explainer(setup, lang, report).diagnose(problem)

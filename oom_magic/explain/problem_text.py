@@ -25,9 +25,11 @@ def last_failure() -> BaseException:
 
 
 def text_of(problem: BaseException | str | Path) -> str:
-    """The text of a problem: an exception's traceback, the end of a file, or the text itself."""
+    """The text of a problem: an exception's traceback, the end of a file, or the text itself. TypeError for others."""
     if isinstance(problem, BaseException):
         return _formatted(problem)
+    if not isinstance(problem, (str, Path)):
+        raise TypeError(_("{problem!r} cannot be explained; pass an exception, a text or a path.", problem=problem))
     if isinstance(problem, Path) or is_path(problem):
         return read_text(Path(problem))
     return problem

@@ -311,6 +311,7 @@ class DrySession:
 
     def _restart(self) -> None:
         self.fake_gpu.restart()
+        self.attribution.begin()
         self.fake_gpu.job = self.hardware.job
         self._forget_last_run()
 

@@ -47,6 +47,10 @@ class Attribution(threading.local):
         self._known_lines: dict[tuple[str, int], SourceLine] = {}
         self._forward_modules: dict[int, str] = {}  # autograd sequence number -> module path
 
+    def begin(self) -> None:
+        """A run begins: a file may have been edited since the last one, and a cell of the same text run again."""
+        self._known_lines.clear()
+
     def phase(self, is_differentiated: bool) -> Phase:
         """The part of the training step that is running; autograd follows the operator if ``is_differentiated``."""
         if self.in_optimizer:
