@@ -32,6 +32,7 @@ from oom_magic.views import to_html
 from oom_magic.views.blocks import Description, Picture
 from oom_magic.views.html import LIGHT
 from oom_magic.views.report import place
+from oom_magic.views.text import display_width
 from oom_magic.views.words import at_most, word
 
 _MOST_POINTS = 320
@@ -39,6 +40,7 @@ _CHINESE_FONT = re.compile(
     r"(CJK|Han (Sans|Serif)|Source Han).*SC|WenQuanYi|Microsoft YaHei|SimHei|PingFang SC|Heiti SC"
 )
 _CARD_IN_VIEW = 0.3  # the card's limit is drawn when the peak reaches this share of it
+_CHARACTER_SHARE = 0.0073  # of the width: a character of the words under the curve
 _LABEL_SHARE = 0.12  # of the height: a line of words with the space around it
 _STACK = (  # what stays longest at the bottom
     Category.BEFORE, Category.WORKSPACE, Category.PARAMETER, Category.OPTIMIZER_STATE,
@@ -158,7 +160,7 @@ def _draw_peak(axes: Axes, report: MemoryReport, curve: Curve) -> None:
     across = _across(curve, at)
     text = at_most(_("peak {peak_bytes}", peak_bytes=report.peak_allocated_bytes), report.is_upper_bound)
     if report.peak_line is not None:
-        text += f"  {place(report.peak_line)}"
+        text += f" · {place(report.peak_line)}"
     side = "left" if across < 0.25 else "right" if across > 0.75 else "center"
     axes.plot([curve.positions[at]], [curve.by_category[at].sum()], "o", color=LIGHT["fg"], markersize=5, clip_on=False)
     axes.annotate(
@@ -210,7 +212,7 @@ def _draw_phases(axes: Axes, curve: Curve) -> None:
         start, end = float(curve.positions[first]), float(curve.positions[last])
         shade = _PHASE_SHADES[phase]
         axes.axvspan(start, end, -0.05, -0.02, color=LIGHT["quiet"], alpha=shade, lw=0, clip_on=False)
-        _label_span(axes, start, end, word(phase), -0.06, 0.07)
+        _label_span(axes, start, end, word(phase), -0.06)
 
 
 def _draw_steps(axes: Axes, report: MemoryReport) -> None:
@@ -218,14 +220,14 @@ def _draw_steps(axes: Axes, report: MemoryReport) -> None:
     ends = report.timeline.positions(MarkKind.STEP_END)
     for number, end in enumerate(ends, 1):
         axes.axvline(end, color=LIGHT["quiet"], linewidth=0.6, alpha=0.5)
-        _label_span(axes, start, end, _("step {number}", number=number), -0.13, 0.05)
+        _label_span(axes, start, end, _("step {number}", number=number), -0.13)
         start = end
 
 
-def _label_span(axes: Axes, start: float, end: float, text: str, height: float, least_share: float) -> None:
-    """A name under a stretch of the run, if the stretch is wide enough."""
+def _label_span(axes: Axes, start: float, end: float, text: str, height: float) -> None:
+    """A name under a stretch of the run, if the stretch is as wide as the name."""
     left, right = axes.get_xlim()
-    if end - start >= least_share * (right - left):
+    if end - start >= _CHARACTER_SHARE * (display_width(text) + 1) * (right - left):
         axes.text(
             (start + end) / 2, height, text, transform=axes.get_xaxis_transform(), ha="center", va="top",
             color=LIGHT["quiet"], fontsize=8,

@@ -16,6 +16,7 @@ from oom_magic.errors import describe_error
 from oom_magic.language import _
 from oom_magic.memory.categories import DANGER_SHARE, TIGHT_SHARE
 from oom_magic.views.blocks import Block, Description, Fact, Facts, Part, Parts, Sentence
+from oom_magic.views.text import wrap
 
 if TYPE_CHECKING:
     from oom_magic.measure.device.cards import MemorySample
@@ -52,13 +53,12 @@ class Monitor:
         self._record.add(sample())
         handle = display(self._record.describe(), display_id=True)
         if not self._can_update:
-            print(
-                _(
-                    "Shown once: a terminal cannot be redrawn. A line appears when {danger:.0%} is exceeded; run"
-                    " %gpumem_watch again for a new sample.",
-                    danger=DANGER_SHARE,
-                )
+            text = _(
+                "Shown once: a terminal cannot be redrawn. A line appears when {danger:.0f} % is exceeded; run"
+                " %gpumem_watch again for a new sample.",
+                danger=100 * DANGER_SHARE,
             )
+            print("\n".join(wrap(text)))
         self._thread = Thread(target=self._watch, args=(sample, handle, stack), name="gpumem_watch", daemon=True)
         self._thread.start()
 
@@ -116,7 +116,9 @@ class Record:
             blocks.append(Sentence(_("There is no CUDA device here; this is the host's memory.")))
         if self._passed_at:
             text = _(
-                "Passed {danger:.0%} at {time}: the next peak may not fit.", danger=DANGER_SHARE, time=self._passed_at
+                "Passed {danger:.0f} % at {time}: the next peak may not fit.",
+                danger=100 * DANGER_SHARE,
+                time=self._passed_at,
             )
             blocks.append(Sentence(text, "warning"))
         blocks.append(Parts("", self._parts(sample), _("capacity"), sample.total_bytes, (TIGHT_SHARE, DANGER_SHARE)))

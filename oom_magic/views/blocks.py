@@ -83,7 +83,7 @@ class Table:
     """Rows under headings; columns of byte counts and numbers are right-aligned.
 
     ``shares``, one per row and from 0 to 1, adds a bar to each; ``total`` is a last row under a rule; ``hues``,
-    one per row, are the colours by which rows explain those of parts beside them.
+    one per row, are the colours by which rows explain those of parts beside them (empty: no such part).
     """
 
     columns: tuple[str, ...]

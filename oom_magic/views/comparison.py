@@ -57,7 +57,7 @@ def _categories(runs: SideBySide, names: list[str]) -> Table:
         (word(part.value), *(report.breakdown[part] for report in chosen)) for part in shown
     ]
     rows.append((_("peak reserved"), *(report.peak_reserved_bytes for report in chosen)))
-    hues = (*(part.value for part in shown), "free")
+    hues = (*(part.value for part in shown), "")
     return Table(("", *names), tuple(rows), hues=hues)
 
 

@@ -462,8 +462,11 @@ def _holders(diagnosis: Diagnosis) -> Iterator[Block]:
         return
     rows = tuple((_holder(one, lang), one.num_bytes) for one in holders[:_MOST_HOLDERS])
     blocks: list[Block] = [Table((translate("column_holder", lang), translate("column_bytes", lang)), rows)]
-    if any(one.kind in ("name", "output", "frames", "own_frames") for one in holders):
+    kinds = {one.kind for one in holders[:_MOST_HOLDERS]}
+    if kinds & {"name", "output"}:
         blocks.append(Sentence(translate("free_what_is_held", lang), "quiet"))
+    elif kinds & {"frames", "own_frames"}:
+        blocks.append(Sentence(translate("free_what_failed", lang), "quiet"))
     yield Details(translate("heading_holders", lang), tuple(blocks))
 
 

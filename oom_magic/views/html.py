@@ -241,8 +241,7 @@ def _table(table: Table, ends: Sequence[str] = ()) -> str:
     rows = ""
     for position, row in enumerate(table.rows):
         cells = _cells("td", row, numeric)
-        if table.hues:
-            hue = _hue(table.hues[position])
+        if table.hues and (hue := _hue(table.hues[position])):
             swatch = f'<i class="swatch hue-{hue}" style="{_colour(hue)}"></i>'
             cells[0] = cells[0].replace(">", f">{swatch}", 1)
         rows += f"<tr>{''.join(cells)}{ends[position] if ends else ''}</tr>"

@@ -16,7 +16,8 @@ from oom_magic.views.blocks import Block, Cell, Description, Sentence, Table, re
 def describe_released(released: Released) -> Description:
     """Before and after by device, what went, and who holds the rest, largest first."""
     no_gpu = Sentence(_("torch finds no GPU here, so there is nothing to release (%oom_doctor says why)."))
-    blocks: list[Block] = [] if released.has_gpu else [no_gpu]
+    pretend = Sentence(_("There is no GPU here: this is the memory of the pretend one."), "quiet")
+    blocks: list[Block] = [] if released.has_gpu else [pretend if released.devices else no_gpu]
     if not released.devices:
         unused = Sentence(_("torch has allocated no GPU memory in this process."))
         return Description(_("Nothing to free"), tuple(blocks or [unused]))

@@ -144,7 +144,7 @@ def _named(remedies: Sequence[Remedy], wording: Wording, unpriced: Unpriced) -> 
         if one.code and _is_worthwhile(one):
             yield Code(code_in(lang, one.code), one.language)
     if is_shared and notes[0]:
-        yield Sentence(notes[0].strip(" ()"), "quiet")
+        yield Sentence(notes[0].strip(" ()（）"), "quiet")
 
 
 def _ways_to_prices(remedies: Sequence[Remedy], wording: Wording, unpriced: Unpriced) -> Iterator[Block]:
@@ -235,9 +235,9 @@ def _batch(before: int | None, after: int | None) -> str:
 
 
 def _note(remedy: Remedy, lang: Language) -> str:
-    """Why a remedy has no price, or one that was not rehearsed; starts with a space."""
+    """Why a remedy has no price, or one that was not rehearsed, in brackets; in English after a space."""
     if remedy.note is None or (_is_only_named(remedy) and remedy.note.key != _NOT_ASKED):
         return ""
     reason = render_evidence(remedy.note, lang)
     text = translate("remedy_not_priced", lang, reason=reason) if remedy.needed_bytes is None else reason
-    return f" ({text.rstrip(_STOPS)})"
+    return f"（{text.rstrip(_STOPS)}）" if lang == "zh" else f" ({text.rstrip(_STOPS)})"

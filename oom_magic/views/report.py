@@ -27,6 +27,7 @@ from oom_magic.views.blocks import (
 from oom_magic.views.words import (
     at_most,
     late_verdict_sentence,
+    listed,
     part_sentence,
     upper_bound_sentence,
     verdict_sentence,
@@ -143,9 +144,8 @@ def _verdict(report: MemoryReport) -> Iterable[Block]:
         failure = report.out_of_memory
         phase = [word(failure.phase)] if failure.phase is not Phase.OTHER else []
         card = [_("on {card}", card=_card_name(report))] if len(report.cards) > 1 else []
-        where = ", ".join(
-            [place(failure.line), *card, *phase, *([_("step {step}", step=failure.step)] if failure.step else [])]
-        )
+        step = [_("step {step}", step=failure.step)] if failure.step else []
+        where = listed([place(failure.line), *card, *phase, *step])
         text = _(
             "Out of memory at {where}: {more_bytes} more did not fit.", where=where, more_bytes=failure.requested_bytes
         )
@@ -285,7 +285,7 @@ def _breakdown(report: MemoryReport) -> Parts:
 
 def _peak_line(report: MemoryReport) -> Iterable[Block]:
     if report.peak_line is not None:
-        where = f"{place(report.peak_line)}, {word(report.peak_phase)}"
+        where = listed([place(report.peak_line), word(report.peak_phase)])
         yield Sentence(_("Running at the peak ({where}): {code}", where=where, code=_code(report.peak_line)))
 
 
@@ -379,7 +379,7 @@ def _card(report: MemoryReport) -> Details:
 
 def _other_cards(report: MemoryReport) -> Iterable[Details]:
     for card in report.cards:
-        if len(report.cards) > 1 and card.device.index != report.device.index:
+        if card.peak_reserved_bytes and card.device.index != report.device.index:
             yield Details(_card_name(card), (_peaks(card), _breakdown(card)))
 
 
@@ -431,11 +431,11 @@ def _assumptions(report: MemoryReport) -> Iterable[Block]:
 
 
 def _footnote(report: MemoryReport) -> Sentence:
-    torch = f"torch {report.torch_version}, " if report.torch_version else ""
+    torch = [f"torch {report.torch_version}"] if report.torch_version else []
     events = ngettext(
         "{count:,} allocation recorded.", "{count:,} allocations recorded.", report.timeline.num_allocations
     )
-    return Sentence(f"{torch}{events}", "quiet")
+    return Sentence(listed([*torch, events]), "quiet")
 
 
 def place(line: SourceLine) -> str:

@@ -139,13 +139,28 @@ def _pieces(word: str, width: int) -> Iterator[str]:
         before = piece[-1:]
         between = _is_ideograph(character) or (_is_wide(before) and character.isalnum())
         between = between and not (before and unicodedata.category(before) == "Ps")  # no line ends with a bracket
+        between = between or (_is_ideograph(before) and unicodedata.category(character) == "Ps")
         cut = is_long and before in _CUT_AFTER and character not in _CUT_AFTER
-        if piece and (between or cut or display_width(piece + character) > width):
+        if piece and (between or cut):
             yield piece
             piece = ""
+        elif piece and display_width(piece + character) > width:
+            end = _last_cut(piece, character)
+            yield piece[:end]
+            piece = piece[end:]
         piece += character
     if piece:
         yield piece
+
+
+def _last_cut(piece: str, following: str) -> int:
+    """Where a piece that is too wide with what follows ends: before a closing sign, a line later than a word would."""
+    if not unicodedata.category(following).startswith("P") or not _is_wide(following):
+        return len(piece)
+    end = max((at + 1 for at, character in enumerate(piece[:-1]) if character in _CUT_AFTER), default=len(piece) - 1)
+    while end > 1 and _is_wide(piece[end]) and unicodedata.category(piece[end]).startswith("P"):
+        end -= 1
+    return max(end, 1)
 
 
 def _is_wide(character: str) -> bool:

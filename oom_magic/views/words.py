@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from oom_magic.language import Language, Sentences, _, render, translated
+from oom_magic.language import Language, Sentences, _, choose_language, render, translated
 from oom_magic.views.blocks import Sentence, Tone
 
 _WORDS: Sentences = {
@@ -100,6 +100,11 @@ def at_most(figure: str, is_upper_bound: bool) -> str:
     return _("{figure}, at most", figure=figure) if is_upper_bound else figure
 
 
+def listed(parts: Iterable[str]) -> str:
+    """Names one after another, as the language separates them."""
+    return ("，" if choose_language() == "zh" else ", ").join(parts)
+
+
 def word(name: str) -> str:
     """A category, phase or state as it is shown; any other name as it is."""
     sentence = _WORDS.get(name.replace("_", " "))
@@ -111,7 +116,7 @@ def current_shell() -> Any:
     return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
 
 
-_COMMENTS: Sentences = {
+COMMENTS: Sentences = {
     "attention": 'or from_pretrained(..., attn_implementation="sdpa")',
     "default": "set_to_none=True is the default",
     "outputs": "instead of outputs = {model}(**batch), which keeps the logits",
@@ -176,5 +181,6 @@ def _comment(text: str, lang: Language) -> str:
 
 @cache
 def _patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
-    sentences = [sentence for sentence in _COMMENTS.values() if isinstance(sentence, str)]
+    sentences = [sentence for sentence in COMMENTS.values() if isinstance(sentence, str)]
+    sentences.sort(key=lambda sentence: "{" in sentence)  # "in {name}:" is also how others begin and end
     return tuple((re.compile(_FIELD.sub(r"(?P<\1>.+)", re.escape(one))), one) for one in sentences)

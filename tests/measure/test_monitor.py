@@ -76,7 +76,7 @@ def test_a_card_is_watched_by_its_driver_and_torchs_counters(card: dict[str, Any
     for text in ("allocated", "500.00 MiB", "other processes", "1024.00 MiB", "free", "10.00 GiB"):
         assert text in first
     assert "Passed" not in first
-    assert "Passed 90%" in last and "11.00 GiB" in last and "Driver Not Loaded" in " ".join(last.split())
+    assert "Passed 90 %" in last and "11.00 GiB" in last and "Driver Not Loaded" in " ".join(last.split())
     assert card["open"] == 0
 
 
@@ -106,7 +106,7 @@ def test_a_terminal_is_told_of_a_full_card_only(
     time.sleep(0.3)
     monitor.stop()
     _, full = shown(shell)
-    assert "Passed 90%" in full
+    assert "Passed 90 %" in full
 
 
 def test_nothing_is_left_after_fifty_starts_and_stops(card: dict[str, Any], shell: InteractiveShell) -> None:
@@ -135,11 +135,11 @@ def test_a_card_is_said_to_be_nearly_full_once() -> None:
     ]
     description = record.describe()
     text = str(description)
-    assert text.count("Passed 90%") == 1
+    assert text.count("Passed 90 %") == 1
     assert "▄█▄█" in text or "▄▇▄▇" in text or "▄█" in text
     assert max(map(len, text.splitlines())) <= 80
     html = description._repr_mimebundle_()["text/html"]
-    assert "Passed 90%" in html and "peak in use" in html
+    assert "Passed 90 %" in html and "peak in use" in html
     for _ in range(500):
         record.add(MemorySample(12 * GIB))
     assert max(map(len, str(record.describe()).splitlines())) <= 80

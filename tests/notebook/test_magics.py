@@ -400,3 +400,43 @@ def test_the_error_of_a_dry_run_shows_the_users_frames(shell, capsys):
     assert "library frames omitted" in frames and "module.py" not in frames and "run_cell_magic" not in frames
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(sys.last_value.__traceback__)]
     assert any(file.endswith("module.py") for file in files)  # for %debug
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("om.dry_run(print, gpu='foo')", "'foo' is not in the catalogue of GPUs"),
+        ("om.sliders(lambda rows: None, rows=(5, 1))", "rows=(5, 1) is reversed; write (1, 5)."),
+        ("om.size(lambda rows: None, row=(1, 5))", "did you mean 'rows'?"),
+        ("om.explain(5)", "5 cannot be explained; pass an exception, a text or a path."),
+    ],
+)
+def test_what_is_refused_is_shown_at_the_users_line(shell, code: str, says: str, capsys) -> None:
+    error = run(shell, f"import oom_magic as om\n{code}").error_in_exec
+    shown = capsys.readouterr().out
+    assert says in str(error) and says in shown and f"----> 2 {code}" in shown
+    assert "Ranges" not in shown and "site-packages" not in shown and "one_line_errors" not in shown
+    assert len(shown.splitlines()) < 10
+
+
+def test_a_fault_of_the_users_function_is_shown_whole(shell, capsys) -> None:
+    run(shell, "import oom_magic as om\ndef train():\n    raise ValueError('mine')\nom.dry_run(train)")
+    assert "----> 3     raise ValueError('mine')" in capsys.readouterr().out
+
+
+def test_a_cell_that_is_run_again_is_named_by_its_latest_number(shell, monkeypatch) -> None:
+    """A kernel names the code of a cell by its text, IPython in a terminal by its number."""
+    compiler = pytest.importorskip("ipykernel.compiler")
+    monkeypatch.setattr(shell, "compile", compiler.XCachingCompiler())
+    for number in (1, 3):
+        run(shell, "import torch\ndef train():\n    return torch.ones(1000, device='cuda').sum()")
+        run(shell, "%%gpumem --no-plot\ntrain()")
+        assert f"Cell In[{number}]:3" in shown(shell)[-1]
+
+
+def test_what_can_be_freed_is_said_of_what_is_listed(shell) -> None:
+    loop = "    for _ in range(20):\n        kept.append(torch.ones(2**28, device='cuda'))"
+    run(shell, f"import torch\ndef train():\n    kept = []\n{loop}")
+    run(shell, "%%gpumem --no-plot\ntrain()")
+    explained = str(run(shell, "%oom_explain --fast").result)
+    assert "%oom_free gets back what the failed call keeps alive." in explained and "del a name" not in explained

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from oom_magic.__main__ import FITS, NOT_KNOWN, exit_code
 from oom_magic.inputs import parse_bytes
-from oom_magic.language import using_language
+from oom_magic.language import render, using_language
 from oom_magic.memory.categories import CATEGORIES, Category
 from oom_magic.memory.comparison import Comparison
 from oom_magic.units import GIB, MIB
@@ -22,6 +22,7 @@ from oom_magic.views import to_fallback, to_html, to_text
 from oom_magic.views.blocks import Code, Description, Details, Fact, Facts, Part, Parts, Picture, Sentence, Table
 from oom_magic.views.html import DARK, LIGHT
 from oom_magic.views.text import display_width, wrap
+from oom_magic.views.words import COMMENTS, code_in
 from tests.support.pages import Page, assert_text_and_html_agree, words
 from tests.support.samples import failed, measured, predicted
 
@@ -144,6 +145,27 @@ def test_wrapping_loses_nothing_and_keeps_the_width(text: str, width: int) -> No
     lines = wrap(text, width)
     assert "".join("".join(lines).split()) == "".join(text.split())
     assert all(display_width(line) <= width for line in lines)
+
+
+@pytest.mark.parametrize("text", ["启用可扩展段（expandable_segments），减少碎片。", "换成（configuration），再试。"])
+@pytest.mark.parametrize("width", [20, 22, 24, 25, 26])
+def test_no_line_begins_with_a_full_width_stop(text: str, width: int) -> None:
+    lines = wrap(text, width)
+    assert "".join(lines) == text and all(display_width(line) <= width for line in lines)
+    assert not [line for line in lines if line[:1] in "，。、）"]
+
+
+def test_comments_of_code_are_translated_as_they_are_written() -> None:
+    """``in {name}:`` is also how other comments begin and end."""
+    for sentence in COMMENTS.values():
+        if "{" not in str(sentence):
+            assert code_in("zh", f"x = 1  # {sentence}") == f"x = 1  # {render(sentence, 'zh', {})}"
+
+
+def test_a_row_that_is_in_no_picture_has_no_swatch() -> None:
+    table = Table(("", "now"), (("weights", 5), ("reserved", 6)), hues=("parameter", ""))
+    rows = to_html(Description("t", (table,))).split("<tr>")
+    assert ["swatch" in row for row in rows if "<td" in row] == [True, False]
 
 
 def test_control_characters_and_colours_do_not_get_through() -> None:

@@ -340,6 +340,7 @@ PAGE_CATALOGUE: Sentences = {
     ),
     "earlier_failures": "Cells that failed earlier still hold {held_bytes}; %oom_free releases them.",
     "free_what_is_held": "del a name and run %oom_free to get its memory back.",
+    "free_what_failed": "%oom_free gets back what the failed call keeps alive.",
     "category_fills": "Of the {allocated_bytes} allocated when it failed, {category_bytes} were {category}.",
     "category_fills_rehearsed": "Rehearsed, {category_bytes} of {allocated_bytes} at its peak are {category}.",
     "rehearses": (

@@ -93,7 +93,7 @@ REMEDIES: Sentences = {
         "{saving_bytes} less each."
     ),
     "remedy_combination": "Together: {parts}.",
-    "speed_same": "about the same speed",
+    "speed_same": "about the same",
     "speed_faster": "usually faster",
     "speed_compiled": "usually faster, after a minute or so of compiling",
     "speed_launches": "somewhat slower where kernels are short: each is launched by itself",

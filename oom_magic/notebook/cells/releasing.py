@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+from oom_magic.language import _
 from oom_magic.measure.device.accelerators import Levels, Memory, find_accelerators
 from oom_magic.measure.history.attribution import Storage
 from oom_magic.measure.holders.reach import Locate
@@ -32,7 +33,7 @@ class FakeGPUMemory:
 
     def __init__(self, session: DrySession) -> None:
         self._session = session
-        name = f"pretend {session.gpu.name}"
+        name = _("pretend {name}", name=session.gpu.name)
         numbers = range(len(session.recorders))
         self._devices = [name] if len(numbers) == 1 else [f"{name} cuda:{number}" for number in numbers]
 
@@ -84,7 +85,7 @@ class DryAndUsersNames(MutableMapping[str, Any]):
         return iter({**self._users, **self._dry.names})
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len({**self._users, **self._dry.names})
 
 
 def release_in(shell: InteractiveShell, runner: CellRunner, **wishes: Any) -> Released:
