@@ -1,6 +1,7 @@
 """Counts the established causes of the reports in this folder: ``python record_precedents.py`` writes the package's table.
 
-Of a report for which several causes count as right the first is counted, the one that its thread says.
+Of a report for which several causes count as right the first is counted, the one that its thread says. Reports that
+are not about memory say nothing of its causes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from oom_magic.explain.messages.reading import read
 
 _FILES = ("reports.jsonl", "later_reports.jsonl", "blind_reports.jsonl")
 TABLE = Path(precedents.__file__).with_name("precedents.json")
+_NO_CAUSES = ("not_oom", "unknown")
 # A feature of fewer reports says more of them than of others, one of most reports says nothing.
 _FEWEST = 5
 _MOST_SHARE = 0.6
@@ -34,7 +36,7 @@ def counted() -> str:
     for name in _FILES:
         for line in (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines():
             report = json.loads(line)
-            if report["causes"]:
+            if report["causes"] and report["causes"][0] not in _NO_CAUSES:
                 causes[report["causes"][0]] += 1
                 for feature in _features(report["text"]):
                     features[feature][report["causes"][0]] += 1

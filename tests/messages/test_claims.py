@@ -366,7 +366,7 @@ from oom_magic.explain.explainer import explain
         pytest.param(
             "I feed files to the API one by one, but there is a memory leak after 5,000 loops (on a CPU machine with 32G ram):"
             " onnxruntime::BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 14304160000",
-            ["in one piece"], ["CUDAExecution", "keeps memory alive"], id="no leak asks for so much at once",
+            ["one array smaller"], ["CUDAExecution", "keeps memory alive"], id="no leak asks for so much at once",
         ),
         pytest.param(
             "llama-server with gemma3 on an RTX 3060 (12GB): an image causes a CUDA OOM crash, as the vision stack is loaded lazily and"

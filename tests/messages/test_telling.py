@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+from pathlib import Path
 
 import pytest
 
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence
+from oom_magic.explain.evidence.measured import precedents
 from oom_magic.explain.evidence.measured.contradicted import is_proven, is_sure_of
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.remedies.from_text.telling import has_condition
+from oom_magic.explain.sentences.catalogue import SENTENCES
 from tests.support.folders import DATA
 
 
@@ -24,6 +28,11 @@ def test_the_table_is_counted_from_first_sight():
     record = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(record)
     assert record.TABLE.read_text(encoding="utf-8") == record.counted()
+
+
+def test_every_cause_that_like_reports_suggest_can_be_told():
+    order = json.loads(Path(precedents.__file__).with_suffix(".json").read_text(encoding="utf-8"))["causes"]
+    assert all(f"brief_{cause}" in SENTENCES for cause in order)
 
 
 def test_a_record_needs_more_than_two_answers():
@@ -258,3 +267,118 @@ def test_an_evaluation_that_fails_beside_its_training_is_compared_with_it_first(
         "CUDA out of memory in validation. While I train one model the GPU takes 19 of 24 GB, in validation more"
     )
     assert "What to try: Compare the inputs of the evaluation" in shown
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "backend"),
+    [
+        ("ERROR: out of memory in /src/acc/acc_backprojector_impl.h at line 38 (error-code 2)", "cuda_error_oom", "cuda"),
+        ("cudaCustomAllocator out of memory\n [requestedSpace:   44135424 B]", "cuda_error_oom", "cuda"),
+        ("MemoryError: cuMemAlloc failed: out of memory", "cuda_driver_call", "cuda"),
+        ("I was facing this, am new: (os error 1455)", "windows_paging_file", "cpu"),
+        ("RayOutOfMemoryError: More than 95% of the memory on node worker-1 is used (1.92 / 2.0 GB).", "ray_oom_kill", "cpu"),
+        ("Aborting compilation early because it's unlikely to have enough memory. Requires 1.31T, has 14.71G available",
+         "jax", "jax"),
+        ("bfc_arena.cc:376 void* onnxruntime::BFCArena::AllocateRawInternal(size_t, bool) Failed to alloc", "onnxruntime",
+         "cuda"),
+    ],
+)  # fmt: skip
+def test_memory_that_ran_out_is_found_in_the_words_of_more_programs(message, kind, backend):
+    failure = explain(message, fast=True).main_failure
+    assert (failure.format, failure.backend, failure.is_oom) == (kind, backend, True)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "RuntimeError: cuda runtime error (3) : initialization error at /pytorch/aten/src/THC/generic/THCStorage.c:60",
+        "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment",
+    ],
+)
+def test_a_driver_that_does_not_start_is_no_lack_of_memory(message):
+    assert explain(message, fast=True).cause is Cause.NOT_OOM
+
+
+def test_what_grows_with_a_picture_s_points_may_be_of_any_size():
+    message = "HIP out of memory. Tried to allocate 333.38 GiB. GPU 0 has a total capacity of 15.92 GiB of which 7.28 GiB is free."
+    assert "one of them is wrong" in _shown(message)
+    assert "one of them is wrong" not in _shown(f"ComfyUI\\main.py --windows-standalone-build\n{message}")
+
+
+def test_what_is_loaded_goes_through_the_computer_s_memory_where_little_of_it_is_there():
+    text = """It is impossible to load a large model with little system memory.
+  File "server.py", line 159, in load_model
+    model = load_quantized(model_name)"""
+    assert explain(text, fast=True).cause is Cause.HOST_RAM
+
+
+def test_further_processes_on_the_first_gpu_are_the_job_s_ranks():
+    shown = _shown(
+        "CUDA out of memory. There are 7 additional processes on GPU 0, batch size 2. What are these used for?"
+    )
+    assert "What every process of a job starts or loads on the first GPU adds up there" in shown
+    assert "Close the other programs" not in shown
+
+
+def test_a_program_that_can_train_does_not_while_it_quantizes():
+    text = """OOM at 46 %: export_model.py --export_quantization_bit 4 --template qwen
+Quantizing model.layers blocks :  46%|   | 37/80 [38:12<44:24, 61.96s/it]
+  File "src/llmtuner/train/tuner.py", line 57, in export_model
+    model = load_model(tokenizer, model_args)"""
+    diagnosis = explain(text, fast=True, lang="en")
+    assert diagnosis.program == "quantizing"
+    assert "backward pass" not in str(diagnosis)
+
+
+def test_sizes_without_a_model_suggest_no_tensor_beside_a_chinese_sentence():
+    message = (
+        "RuntimeError: CUDA out of memory. Tried to allocate 48.00 MiB (GPU 0; 6.00 GiB total capacity; 4.58 GiB already"
+        " allocated; 37.63 MiB free; 51.94 MiB cached)\n\n\u8bf7\u95ee\u51fa\u73b0\u8fd9\u4e2a\u600e\u4e48\u89e3\u51b3\u5462"
+    )
+    assert "vocab" not in _shown(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("Error 1455", Cause.HOST_RAM),
+        ("numpy array memory error: a raster of 50,000 by 50,000 that np.where() works on", Cause.HOST_RAM),
+        ("[E:onnxruntime] Non-zero status code returned while running Conv node. Name:'347_nchwc' Status Message: bfc_arena.cc:330"
+         " onnxruntime::BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 285081600",
+         Cause.HOST_RAM),
+        ("out of memory: with the steps of a fine-tuning, each takes longer and longer, until it is out of memory",
+         Cause.LEAK_OR_RETAINED_REFERENCE),
+    ],
+)  # fmt: skip
+def test_whose_memory_it_was_by_a_word_or_two(text, cause):
+    assert explain(text, fast=True, lang="en").cause is cause
+
+
+def test_more_memory_for_a_job_is_no_growth_and_a_size_in_bytes_no_input():
+    assert "memory_grows" not in {one.key for one in explain(
+        "Resource exhausted: Failed to allocate request for 321.75MiB. Only increasing the amount of memory available to my job helps",
+        fast=True,
+    ).evidence}  # fmt: skip
+    message = "XPU out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 16.50 GiB."
+    assert "128*1024*1024" not in _shown(f"x = torch.ones(128*1024*1024, device='xpu')\n{message}")
+
+
+def test_a_mac_s_memory_is_its_gpu_s_and_no_layers_are_moved_in_it():
+    failed = (
+        "[METAL] Command buffer execution failed: Insufficient Memory (kIOGPUCommandBufferCallbackErrorOutOfMemory)"
+    )
+    text = f"Running Qwen-27B-8bit-MLX on my mac studio with 256GB ram. {failed}"
+    assert explain(text, fast=True).cause is not Cause.WEIGHTS_TOO_BIG
+    assert "fewer layers on the GPU" not in _shown(
+        f"mlx-omni-server, three models at once; it works in LMStudio. {failed}"
+    )
+
+
+def test_a_build_of_a_container_that_is_killed_needs_a_higher_limit():
+    text = "#11 212.9 Solving environment: ...working... Killed\n executor failed running [/bin/sh -c conda install]: exit code: 137"
+    assert "Raise the memory limit of the container" in _shown(text)
+
+
+def test_an_author_who_says_that_memory_ran_out_is_believed_where_a_kernel_died():
+    text = "Kernel dies on import from out-of-memory condition. A dataset of 2.2GB on a system with 4GB ram."
+    assert explain(text, fast=True).is_oom

@@ -57,7 +57,7 @@ _OF_DEVICES = re.compile(
     r"\b(?:v?gpus?|cuda|v-?ram|hip|rocm|mps|npu|device|graphics|video (?:card|memory))\b|显存|显卡", re.I
 )
 _OF_MACHINES = re.compile(r"\b(?:systems?|machines?|computers?|laptops?|pc|ram|ddr\d?)\b|系统|电脑", re.I)
-_OF_XLA_ON_TPU = re.compile(r"\bhbm\b", re.I)
+_OF_XLA_ON_TPU = re.compile(r"\bhbm\b|\bAborting compilation early\b", re.I)
 _LIBRARIES_ASK = ("third_party_cuda_oom", "cuda_driver_call")
 _MOST_POSSIBLE = 4
 # Below this degree, similar public reports are consulted; they alone never make a cause likely.

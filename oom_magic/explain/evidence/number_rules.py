@@ -41,6 +41,7 @@ _XPU_BLOCK_BYTES = 4 * GIB
 # Segment sizes that the allocator requests for any small tensor.
 _CARVE_OUT_BYTES = 4 * GIB
 NAMELESS_REQUESTS = (2 * MIB, 20 * MIB)
+_OF_PICTURES = ("comfyui", "webui", "diffusers", "diffusion")  # programs that make them
 # A request of this many times the device's capacity is not an intended tensor.
 _ABSURD_TIMES = 20
 # Beyond any computer's memory: such a size is a mistake, and a power of two an overflowed product.
@@ -124,8 +125,11 @@ def _too_big_request(failure: Failure, clues: Clues) -> Iterator[Support]:
     if requested is None or capacity is None or requested <= capacity * _MOST_USABLE_SHARE:
         return
     values = {"requested_bytes": requested, "total_bytes": capacity}
-    is_of_pairs = "dense_pairs" in clues.run.told  # which grows to any size, and is meant so
-    if requested > _ABSURD_TIMES * capacity and clues.tensor is None and not is_of_pairs:
+    # what is over all pairs of an input's elements or a picture's points grows to any size, and is meant so
+    is_of_pairs = not {"dense_pairs", "of_latents", "diffuses", "makes_pictures"}.isdisjoint(clues.run.told) or (
+        clues.program is not None and clues.program.program.key in _OF_PICTURES
+    )
+    if requested > _ABSURD_TIMES * capacity and clues.tensor is None and not (is_of_pairs and not is_overflow(failure)):
         yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.97, Evidence("request_absurd", values))
         yield from overflow_rules(failure, clues)
         return
@@ -459,7 +463,7 @@ def card_of(failure: Failure | None, clues: Clues) -> int | None:
     """What a device, or PyTorch on a Mac, may hold: by the message, else the card that the text names."""
     said = None if failure is None else failure.total_bytes
     if said is None and failure is not None and failure.backend == "mps":
-        said = failure.limit_bytes
+        said = failure.limit_bytes or clues.ram_bytes  # which is the GPU's, too
     return said or clues.card_bytes
 
 

@@ -119,8 +119,9 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "kernel_dies" in told:
         yield Support(Cause.HOST_RAM, 0.45, Evidence("told_killed"))
     if "host_fills" in told:
-        grows = "grows" in told and failure is None
-        yield Support(Cause.HOST_RAM, 0.9 if grows else 0.6, Evidence("host_fills"))
+        # what is loaded goes through RAM
+        is_shown = failure is None and ("grows" in told or clues.phase == "loading")
+        yield Support(Cause.HOST_RAM, 0.9 if is_shown else 0.6, Evidence("host_fills"))
     if "page_file" in told:
         yield Support(Cause.HOST_RAM, 0.6, Evidence("told_page_file"))
     if "shuts_down" in told:

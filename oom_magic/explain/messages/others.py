@@ -48,6 +48,9 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("cuda_error_oom", "cuda", True, r"gpuassert:outofmemory|cudaerrorat[^\s]{0,120}?-outofmemory"),
     ("cuda_error_oom", "cuda", True, r"runtimeapierror:outofmemory|cudadriver\(\).{0,80}?returned\(2\):outofmemory"),
     ("cuda_error_oom", "cuda", True, r"cudalaunch.{0,60}?outofmemory"),
+    ("cuda_error_oom", "cuda", True, r"outofmemoryin[^\s]{1,160}?atline\d{1,6}\(error-code2\)"),
+    ("cuda_error_oom", "cuda", True,
+        r"cudacustomallocatoroutofmemory(?:\[requestedspace:(?P<requested_bytes>\d{1,22})b\])?"),
     ("cuda_error_oom", "hip", True, r"hiperror:outofmemory"),
     ("cuda_driver_error", "cuda", True, r"cudadrivererror:outofmemory"),
     ("cuda_driver_error", "hip", True, r"hipdrivererror:outofmemory"),
@@ -97,9 +100,16 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     # Other compute runtimes: ONNX Runtime, TensorRT, CuPy, RAPIDS, Thrust, Numba.
     (
         "onnxruntime", "cuda", True,
-        r"bfcarena::allocaterawinternal.{0,220}?(?:requestedbytesof|bufferofsize)(?P<requested_bytes>\d{1,22})",
+        r"bfcarena::allocaterawinternal(?!.{0,700}_nchwc).{0,220}?"
+        r"(?:requestedbytesof|bufferofsize)(?P<requested_bytes>\d{1,22})",
+    ),
+    (  # nodes of such names are the CPU's
+        "host_allocation", "cpu", True,
+        r"_nchwc'?statusmessage.{0,160}?bfcarena::allocaterawinternal.{0,120}?bufferofsize(?P<requested_bytes>\d{1,22})",
     ),
     ("onnxruntime", "cuda", True, r"availablememoryof\d{1,15}issmallerthanrequestedbytes"),
+    # GitHub cuts long titles off
+    ("onnxruntime", "cuda", True, r"bfcarena::allocaterawinternal.{0,220}?failedtoalloc(?!atememoryforrequested)"),
     ("tensorrt", "cuda", True, r"outofmemory\(requestedsizewas(?P<requested_bytes>\d{1,22})bytes"),
     ("tensorrt", "cuda", True, r"requestedamountofgpumemory\((?P<requested_bytes>\d{1,22})bytes\)couldnotbeallocated"),
     ("tensorrt", "cuda", True, r"cudaerrorin[a-z0-9_:]{1,80}:2\(outofmemory\)|outofmemoryerrorinnvinfer1"),
@@ -157,7 +167,8 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("opencv", "cpu", True, r"\(-4:insufficientmemory\)failedtoallocate(?:(?P<requested_bytes>\d{1,22})bytes)?"),
     ("java_heap", "cpu", True, r"java\.lang\.outofmemoryerror"),
     ("fork_enomem", "cpu", True, r"errno12\]cannotallocatememory|cannotallocatememory\(12\)"),
-    ("windows_paging_file", "cpu", True, r"winerror1455(?:\]?thepagingfileistoosmall)?|pagingfileistoosmall"),
+    ("windows_paging_file", "cpu", True, r"winerror1455(?:\]?thepagingfileistoosmall)?"
+        r"|pagingfileistoosmall|oserror1455(?!\d)"),
     ("static_tls", "cpu", False, r"cannotallocatememoryinstatictlsblock"),
     ("dataloader", "cpu", True, _WORKER + r"iskilledbysignal:buserror"),
     ("dataloader", "cpu", True, r"accesstoanundefinedportionofamemoryobject"
@@ -181,6 +192,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("scheduler_oom_kill", "cpu", True, r"killedbyyarnforexceeding"),
     ("dask_worker", "cpu", True, r"workerexceeded\d{1,3}%memorybudget"),
     ("ray_oom_kill", "cpu", True, r"duetothenoderunninglowonmemory|killedduetomemorypressure\(oom\)"),
+    ("ray_oom_kill", "cpu", True, r"rayoutofmemoryerror|\d%ofthememoryonnode"),
     ("notebook_host", "cpu", True, r"crashedafterusing(?:all)?availableram"),
     ("kernel_oom_killer", "cpu", True, r"lowswap:killing"),  # macOS
     ("notebook_host", "cpu", True, r"notebooktriedtoallocatemorememorythanisavailable"),
@@ -214,6 +226,10 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ),
     ("jax", "jax", True, r"cumemallocasyncfailedtoallocate(?P<requested_bytes>\d{1,22})bytes:resource_exhausted"),
     ("jax", "jax", True, rf"resource_?exhausted:failedtoallocaterequestfor(?P<requested>{SIZE})"),
+    (  # the compiler for TPUs, whichever framework calls it
+        "jax", "jax", True,
+        rf"unlikelytohaveenoughmemory\.requires{_SIZE_OF_XLA},has{_SIZE_OF_XLA}available",  # of the whole program
+    ),
     (
         "jax", "jax", True,
         rf"attemptingto(?:allocate|reserve)(?P<requested>{_SIZE_OF_XLA})(?:atthebottomofmemory)?\.thatwasnotpossible\."
@@ -268,6 +284,8 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         r"|unspecifiedlaunchfailure|anillegalinstruction|uncorrectableecc|allcuda-capabledevicesarebusy"
         r"|initializationerror)",
     ),
+    # outside of the driver's own words: the runtime's number (3 initialization, 30 unknown, 35 driver too old)
+    ("cuda_other_error", "cuda", False, r"cudaruntimeerror\((?:3|30|35)\):|cudaunknownerror-thismaybedueto"),
     ("no_kernel_image", "cuda", False, r"nokernelimageisavailable"),
     ("physx_overflow", "cuda", False, r"pxg\w{1,40}::\w{1,60}bufferoverflowdetected"),
     ("int32_limit", "cuda", False, r"tensorswithmorethanint_max|canuse32bitindexmath"),
@@ -284,6 +302,7 @@ _FAINT_ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         r"torchnotcompiledwithcudaenabled|foundnonvidiadriver|nocuda(?:gpusareavailable|-capabledeviceisdetected)"
         r"|nvidiadriveronyoursystemistooold",
     ),
+    ("windows_paging_file", "cpu", True, r"error:?1455(?!\d)"),
     ("cuda_thc_pre0.4.1", "cuda", True, r"error=2:outofmemory"),
     ("cuda_error_oom", "cuda", True, r"cudaerrormemoryallocation|cudaexecutionfailedwitherror2(?!\d)"),
     ("cuda_driver_call", "cuda", True, r"size(?P<requested_bytes>\d{1,22})bytes\(cudamallocerroroutofmemory"),
@@ -405,7 +424,7 @@ LINE_KINDS = (
         "cpu",
         True,
         re.compile(
-            r"(?<![\w.])MemoryError\b(?!\()(?!: bad allocation: cuda)"
+            r"(?<![\w.])MemoryError\b(?!\()(?!: bad allocation: cuda)(?!: ?cu(?:da)?(?:[Mm]em|[Mm]alloc))"
             r"(?![^\n]{0,60}\b(?:on|of|for) (?:the )?(?:GPU|device)\b)"
         ),
         True,

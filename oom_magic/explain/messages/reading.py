@@ -78,6 +78,9 @@ def read(text: str) -> tuple[Failure, ...]:
     if all(_is_mentioned(item, squeezed.text) or _is_earlier(item, cleaned) for item in found):
         told = [_found_of(kind, match) for kind, match in told_messages(cleaned)]
         found = [item for item in told if item.values["is_oom"]] or found or told
+    elif all(item.values["format"] == "kernel_died" for item in found):  # of what, only the author can tell
+        told = [_found_of(kind, match) for kind, match in told_messages(cleaned) if kind.backend == "cpu"]
+        found = told or found
     around = _Around(cleaned, squeezed.text)
     ends = [0, *(item.end for item in found)]
     starts = [*(item.start for item in found[1:]), len(cleaned)]

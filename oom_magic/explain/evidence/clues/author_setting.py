@@ -79,7 +79,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "in_pod": said_as(r"\bpods?\b|kubernetes|\bk[38]s\b|kubelet|oomkilled"),
     "in_container": said_as(
-        r"docker|container|memory cgroup|\bpods?\b|kubernetes|\bk[38]s\b|shm[-_]size|singularity|apptainer|podman",
+        r"docker|container|memory cgroup|\bpods?\b|kubernetes|\bk[38]s\b|shm[-_]size|singularity|apptainer|podman"
+        r"|\bexecutor failed running\b",
     ),
     "calls_in_python": said_as(
         r"\b(?:LLM|Llama|LlamaCpp|(?:Async)?EngineArgs|sgl\.Engine)\(|llama[-_]cpp[-_]python"
@@ -214,7 +215,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "computes_on_host": said_as(
         r"\b(?:umap|hdbscan|scikit|sklearn|scikit-learn|pandas|gensim|countvectorizer|tf-?idf|xgboost|lightgbm|pyspark"
-        r"|k-?means|random forest|statsmodels|scanpy|anndata)\b",
+        r"|k-?means|random forest|statsmodels|scanpy|anndata)\b"
+        r"|\bnumpy (?:array )?memory|\bmemory ?error\b[^.\n]{0,60}\bnp\.\w{1,20}\(",
     ),
     "infers": said_as(
         r"\binferenc\w*", r"\binferr?ing\b", r"\b(?:voice conversion|text[- ]to[- ]speech|synthesi[sz]ing)\b",
@@ -339,7 +341,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"(?:[2-9]|1[0-6]|两|多|四|八)\s?[块张]\s?(?:显卡|gpu|卡|[a-z]{0,8} ?\d{2,4})"
         r"|(?:双|多|两|[二四八]|[2-9])显?卡",
         r"data[- ]?parallel|\bDDP\b|torchrun|distributed\.launch|--nproc|\bnum_processes\W{1,3}(?:[2-9]|\d\d)\b"
-        r"|full_shard",
+        r"|full_shard|\bdistributed training\b|\b(?:across|to|on) (?:the |all )?other gpus\b",
+        r"\b(?:[1-9]|1[0-5]) (?:additional|extra|more) (?:\w+ )?process(?:es)? (?:\w+ ){0,2}on gpu ?0\b",
         r"\b[2-9] ?[x\u00d7*] ?(?:nvidia |geforce )?(?:rtx|[ahv]\d{2,4}|[2-5]0\d0)\b|found [2-9] \w+ devices",
     ),
     "one_device": said_as(

@@ -47,7 +47,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:is|gets|was|becomes|runs) (?:full|exhausted|used up|out)\b",
         rf"(?:increas|grow|accumulat|climb|leak|ris)ing\b[^.\n]{{0,30}}(?<!out of )(?<!out-of-)\b(?:gpu[- ]?)?"
         rf"{_MEMORY}\b"
-        r"(?! ?(?:limit|fraction|size|request))",
+        r"(?! ?(?:limit|fraction|size|request|available))",
         rf"\b(?:{_RISES}) (?:\S+ ){{1,3}}(?:memory|vram|ram)(?: usage)? over time\b",
         r"\b(?:memory|gpu|vram|ram)[- ]?leak", r"leak\w* (?:of |in |on )?(?:the )?(?:gpu|cuda|vram)\b",
         r"\b(?:tak|us|consum|eat)(?:es|ing|e) more and more (?:gpu |v?ram )?(?:memory|vram|ram)\b",
@@ -56,12 +56,12 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\bwork\w* if (?:you|i|we) (?:uncomment|call|add)[^.\n]{0,24}\bgc\b",
         r"\b(?:each|every) (?:\w+ ){1,3}(?:would |will )?(?:uses?|takes?|allocates?) (?:up )?"
         r"(?:new|more|additional|extra) (?:gpu )?memory\b",
-        r"leak(?:s|ing)? (?:of )?(?:gpu )?memory", r"accumulates? memory", r"keep increasing until"
+        r"leak(?:s|ing)? (?:of )?(?:gpu )?memory|accumulates? memory|keep increasing until"
+        r"|\b(?:longer and longer|slower and slower)\b[^.\n]{0,80}(?:\boom\b|out of memory)"
         r"|(?:memory|vram|ram)(?: usage)? (?:\w+ ){0,2}higher and higher", r"always growing",
         r"\bthe (?:more|longer)\b[^.\n]{0,60}\bthe (?:larger|more|higher|bigger)\b[^.\n]{0,16}\bmemory",
         r"(?:显存|内存)(?:占用|使用)?[率量]?(?:会|在)?(?:一直|不断|持续|逐渐|越来越|慢慢|逐步)(?:地|的|在)?(?:增加|增长|上[升涨]|升高|涨|变大|多|增大)",
-        r"(?:显存|内存)[^\n，。]{0,6}泄[漏露]",
-        r"(?:显存|内存)[^\n，。]{0,6}随着?[^\n，。]{0,16}(?:增加|增长|上升|变大|增大)",
+        r"(?:显存|内存)[^\n，。]{0,6}泄[漏露]|(?:显存|内存)[^\n，。]{0,6}随着?[^\n，。]{0,16}(?:增加|增长|上升|变大|增大)",
         r"(?:显存|内存)(?:间断|阶段|间歇)性?地?(?:增加|增长|上[升涨])"
         r"|每隔[^\n，。]{0,10}(?:显存|内存)[^\n，。]{0,6}(?:增加|增长|上[升涨])",
         r"(?:メモリ|vram)[^\n。]{0,16}(?:リーク|増え続け|徐々に|少しずつ|どんどん)"

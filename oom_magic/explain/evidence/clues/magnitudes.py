@@ -138,7 +138,7 @@ def _is_no_large_picture(text: str, match: re.Match[str]) -> bool:
     sides = [int(side) for side in match.groups() if side][:2]
     is_another = _NOT_A_PICTURE.search(before) or _OF_A_SETTING.search(before)
     is_another = is_another or _OF_NUMBERS.match(text, match.end())
-    are_bytes = {side for side in match.groups() if side} == {"1024"} and "*" in match.group()
+    are_bytes = [*match.groups()].count("1024") > 1 and "*" in match.group()  # 128*1024*1024
     are_rows = are_bytes or max(sides) > _LONGEST_SHAPE * min(sides)
     return bool(is_another or are_rows or _RAN_SO.search(_sentence_of(text, match)))
 

@@ -88,6 +88,7 @@ _LOADS = (
     r"\bload_model\b|load_weights|create_weights|process_weights|Loading (?:model )?weights|Loading safetensors"
     r"|initialize_model"
 )
+_BEING_QUANTIZED = r"\bQuantizing model\.|\bexport_quantization_bit\b"  # whatever else the program can do
 # What a server loads comes before its cache, what it answers beside it; the cache takes all that weights leave of the
 # share, so neither smaller weights nor a shorter context make room there.
 _OF_LOADING = ("quantized_model", "tensor_parallel")
@@ -270,8 +271,8 @@ PROGRAMS: tuple[Program, ...] = (
         "quantizing", "AWQ/GPTQ quantizing",
         re.compile(r"\bawq[/\\.]|(?:AutoAWQ|auto_awq|auto_gptq|AutoGPTQ|gptqmodel)(?![\s\S]{0,4000}from_quantized\()"
                    r"|llm-?compressor|\.quantize\(|quantizer\.quantize"
-                   r"|lmdeploy[/.]lite|quantiz(?:ing|ation) (?:step|process)|\bquant(?:ize)? (?:the )?model\b"
-                   r"|[Dd]uring (?:the )?(?:calibrat|quantiz)|NUM_CALIBRATION"
+                   rf"|lmdeploy[/.]lite|{_BEING_QUANTIZED}|quantiz(?:ing|ation) (?:step|process)"
+                   r"|\bquant(?:ize)? (?:the )?model\b|[Dd]uring (?:the )?(?:calibrat|quantiz)|NUM_CALIBRATION"
                    # as titles have it
                    r"|(?:OOM|[Mm]emory(?:Error)?)\b[^\n]{0,24}\b(?:when|while|in|on) (?:\w+ )?quantiz(?:e|ing|ation)\b"
                    r"|\b[Qq]uantiz(?:e|ing)\b[^\n]{0,40}(?:OOM\b|[Oo]ut of [Mm]emory)"),
@@ -351,7 +352,7 @@ PROGRAMS: tuple[Program, ...] = (
             remedies=("smaller_batch_plain", "smaller_input")),
     Program("darknet", "Darknet", re.compile(r"\bdarknet\b", re.I | re.A), (), trains=True,
             remedies=("smaller_batch_plain", "smaller_input")),
-    Program("matlab", "MATLAB", re.compile(r"\bmatlab\b|\bgpuArray\b", re.I | re.A), (), trains=True,
+    Program("matlab", "MATLAB", re.compile(r"\b[Mm]atlab\b|\bMATLAB\b|\bgpuArray\b", re.A), (), trains=True,
             remedies=("smaller_batch_plain", "smaller_input")),
 )  # fmt: skip
 
@@ -433,7 +434,8 @@ def find_program(text: str, trace: str, message_format: str | None = None) -> Pr
         by_format = "tensorflow"  # XLA compiles its programs, too
     if around is not None and not (around == "jax" and PROGRAMS_BY_KEY["tensorflow"].pattern.search(text)):
         by_format = around
-    trains = bool(_TRAINS.search(trace) or (_TRAINS.search(text) and not _SERVES.search(text)))
+    may_train = _TRAINS.search(trace) or (_TRAINS.search(text) and not _SERVES.search(text))
+    trains = bool(may_train) and not re.search(_BEING_QUANTIZED, text)
     may_be = [one for one in PROGRAMS if one.key == by_format or (by_format is None and _may_run(one, trains))]
     in_frames = (one for one in may_be if one.key == by_format or one.pattern.search(trace))
     in_text = (one for one in may_be if not (trains and (one.is_torch or _SHOWS_TORCH.search(text))))

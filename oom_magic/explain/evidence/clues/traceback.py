@@ -175,7 +175,7 @@ _SMALL_PICTURE = re.compile(
     re.I,
 )
 _WORDS = re.compile(
-    r"(?<![\w./])[A-Za-z]{2,}(?![\w./=(])|[\u4e00-\u9fff]{2}|[\u0400-\u04ff\u3040-\u30ff\uac00-\ud7af]{2,}"
+    r"(?<![\w./])[A-Za-z]{2,}(?![\w./=(])|[\u4e00-\u9fff]{1,2}|[\u0400-\u04ff\u3040-\u30ff\uac00-\ud7af]{2,}"
 )
 _WORDS_OF_AN_AUTHOR = 6
 _LONGEST_MESSAGE = 700

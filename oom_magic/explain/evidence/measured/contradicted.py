@@ -1,8 +1,8 @@
 """How often answers at first sight were false: by the change they told, and by what spoke for the cause they named.
 
-``contradicted.json`` counts answers to public reports that the code had never seen (rounds 113 to 141). Causes told as
-likely were false in 1 of 53 answers where a number, a line of code or a message spoke for them, in 0 of 63 where only
-words did for RAM in a text that speaks of no GPU; in 5 of 17 where such a text speaks of a GPU, and in 6 of 58 where
+``contradicted.json`` counts answers to public reports that the code had never seen (rounds 113 to 143). Causes told as
+likely were false in 1 of 67 answers where a number, a line of code or a message spoke for them, in 0 of 67 where only
+words did for RAM in a text that speaks of no GPU; in 5 of 17 where such a text speaks of a GPU, and in 6 of 59 where
 only words did for the device.
 """
 
@@ -20,6 +20,7 @@ from oom_magic.explain.evidence.grounds import RESTS_ON
 Counts = Mapping[str, tuple[int, int]]
 # Few answers say little: each begins as if this many had been as wrong as all of them were.
 _AS_MANY = 5
+_FEWEST = 3
 _MOST_OF_A_CHANGE = 0.09
 _MOST_OF_A_CAUSE = 0.05
 # What frames and logs are read as, what is read off a name, and what is true of any run: nothing seen or computed.
@@ -51,8 +52,9 @@ def _counts(table: Mapping[str, Sequence[int]]) -> Counts:
 
 @cache
 def is_proven(change: str) -> bool:
-    """Whether answers that told a change plainly were seldom false by it."""
-    return _share(change, _tables().changes) <= _MOST_OF_A_CHANGE
+    """Whether enough answers told a change plainly, and seldom were false by it."""
+    changes = _tables().changes
+    return changes.get(change, (0, 0))[1] >= _FEWEST and _share(change, changes) <= _MOST_OF_A_CHANGE
 
 
 def is_sure_of(cause: Cause, evidence: Collection[Evidence], *, names_gpu: bool) -> bool:

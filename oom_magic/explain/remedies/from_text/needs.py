@@ -150,7 +150,7 @@ NEEDS: Mapping[str, Needs] = {
     "llama_context": _row(absent="tried_length by_whisper has_short_context"),
     "ollama_context": _row(absent="tried_length has_short_context"),
     "exllama_context": _row(absent="tried_length has_short_context"),
-    "llama_layers": _row(absent="tried_layers by_whisper", instead="smaller_model"),
+    "llama_layers": _row(absent="tried_layers by_whisper uses_mlx", instead="smaller_model"),
     "llama_batch": _row(absent="by_whisper"),
     "ollama_layers": _row(absent="tried_layers"),
     "vllm_max_num_seqs": _row(absent="tried_requests"),
