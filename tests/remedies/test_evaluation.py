@@ -164,6 +164,19 @@ def test_what_compiled_code_keeps_is_tried_before_what_changes_the_training():
     assert keys.index("activation_budget") < keys.index("shorter_sequences")
 
 
+def test_where_no_graph_is_kept_nothing_is_advised_that_keeps_less_for_a_backward(monkeypatch):
+    monkeypatch.setattr(compile_changes, "find_spec", lambda name: None)  # of Triton: it would be told, without a price
+
+    class Generating(Run):
+        is_evaluation = keeps_no_graph = True
+
+    told = [{one.key for one in evaluated(run, need(6))} for run in (Run(), Generating())]
+    assert [{"compile", "compile_blocks", "checkpointing"} & keys for keys in told] == [
+        {"compile", "compile_blocks", "checkpointing"},
+        set(),
+    ]
+
+
 def test_where_compiled_code_is_not_followed_nothing_about_compiling_is_advised(monkeypatch):
     monkeypatch.setattr(compile_changes, "find_spec", lambda name: None)
 

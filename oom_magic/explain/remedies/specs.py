@@ -29,7 +29,9 @@ _OF_COMPARED = ("smaller_batch", 58, "accumulation")  # it changes what is learn
 _EVERY = ("parameter", "gradient", "optimizer_state", "activation")
 _WEIGHTS = ("parameter",)
 _STATE = ("optimizer_state",)
-_OF_A_GRAPH = frozenset({"no_grad", "released_gradients", "dropped_outputs", "chunked_loss", "checkpointing"})
+_OF_A_GRAPH = frozenset(
+    {"no_grad", "released_gradients", "dropped_outputs", "chunked_loss", "checkpointing", "compile", "compile_blocks"}
+)
 
 
 def shrinking(what: str, is_evaluation: bool, compares_samples: bool) -> tuple[str, int, str]:
