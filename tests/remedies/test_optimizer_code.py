@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from oom_magic.explain.remedies.code import is_placed, placed_after
-from oom_magic.explain.remedies.own_code.loops import with_optimizer
-from oom_magic.explain.remedies.own_code.optimizers import optimizer_of_adapters, with_optimizer_exchanged
+from oom_magic.explain.remedies.own_code.optimizers import (
+    optimizer_of_adapters,
+    with_optimizer,
+    with_optimizer_exchanged,
+)
 from oom_magic.explain.remedies.own_code.writing import CodeWriter
 from oom_magic.predict.what_if.optimizer_changes import offloaded_optimizer
 
@@ -90,6 +93,41 @@ def test_every_optimizer_of_a_cell_is_exchanged() -> None:
     lines = with_optimizer(ast.parse(cell), names, "sgd").splitlines()
     assert lines == [f"{one} = torch.optim.SGD({two})" for one, two in
                      (("a", "table, lr=0.1"), ("b", "head"), ("c", "body"))]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("made", "key", "shown"),
+    [
+        ("torch.optim.Adam(net.parameters(), 3e-4)", "optimizer_8bit", "bnb.optim.Adam8bit(net.parameters(), lr=0.0003)"),
+        (
+            "optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)",
+            "optimizer_8bit",
+            "bnb.optim.AdamW8bit(groups, lr=rate, betas=(0.9, 0.95))",
+        ),
+        (
+            "torch.optim.RMSprop(net.parameters(), 1e-2, eps=1e-6)",
+            "optimizer_8bit",
+            "bnb.optim.AdamW8bit(net.parameters(), lr=0.01)",
+        ),
+        ("torch.optim.SGD(net.parameters(), 0.1, 0.9, weight_decay=wd)", "sgd", "SGD(net.parameters(), lr=0.1, weight_decay=wd)"),
+        (
+            "torch.optim.Adam(net.parameters(), 3e-4, eps=1e-6)",
+            "offload_optimizer",
+            "CPUOffloadOptimizer(net.parameters(), torch.optim.Adam, lr=0.0003, eps=1e-06)",
+        ),
+        ("torch.optim.Adam(net.parameters(), 3e-4)", "foreach", "torch.optim.Adam(net.parameters(), 0.0003, foreach=False)"),
+    ],
+)  # fmt: skip
+def test_what_the_user_set_stays_where_the_other_class_takes_it(made: str, key: str, shown: str) -> None:
+    names = {"torch": torch, "optim": torch.optim}
+    code = with_optimizer(ast.parse(f"opt = {made}"), names, key)
+    assert code.endswith(shown.removeprefix("bnb.")) and code.splitlines()[-1].startswith("opt = ")
+
+
+def test_adam_that_is_there_stays_adam_in_8_bits() -> None:
+    """AdamW would decay its weights by 1 % of the learning rate, unasked."""
+    code = with_optimizer_exchanged(ast.parse("train(net, opt)"), seen(), "optimizer_8bit", "net")
+    assert code.endswith("opt = bnb.optim.Adam8bit(net.parameters(), lr=0.0001)")
 
 
 class Lit:

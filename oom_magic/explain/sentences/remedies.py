@@ -67,7 +67,7 @@ REMEDIES: Sentences = {
         "Let compiled code keep half of its activations and recompute the rest (activation_memory_budget)."
     ),
     "remedy_no_cuda_graphs": "Compile without CUDA graphs: no other code can use the memory of their pool.",
-    "remedy_optimizer_8bit": "AdamW with 8-bit state (bitsandbytes).",
+    "remedy_optimizer_8bit": "Keep the optimizer state in 8 bits (bitsandbytes).",
     "remedy_offload_optimizer": "Keep the optimizer state in RAM and step there.",
     "remedy_shorter_sequences": "Sequences of {after} tokens instead of {before}.",
     "remedy_half_weights": "Weights, gradients and optimizer state in {dtype}; training may become less stable.",

@@ -112,7 +112,7 @@ class OtherOptimizer(Change):
 
 
 def eight_bit_adamw() -> OtherOptimizer:
-    """bitsandbytes' AdamW with 8-bit state. Raises MissingError where it is not installed."""
+    """bitsandbytes' AdamW with 8-bit state, as large as its Adam. Raises MissingError where it is not installed."""
     with complaints_muted():
         adamw: Any = library("bitsandbytes.optim").AdamW8bit
     return OtherOptimizer(adamw)

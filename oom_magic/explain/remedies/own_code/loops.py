@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import takewhile
 from types import FunctionType
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 from oom_magic.explain.live.called import called_in, object_of
 from oom_magic.explain.syntax import bound_in, names_in, path_to
@@ -21,22 +20,7 @@ Node = TypeVar("Node", ast.stmt, ast.expr, ast.For, ast.Call, Block)
 _AVERAGING = re.compile(r"(^|_)(ema|polyak|(moving|update)_(average|target|teacher|param)\w*|\w+_update)(_|$)", re.I)
 _STEPPING = re.compile(r"step_\w+$|optim(izer)?_step$")
 _UPDATES = ("step", "update", "unscale_", "zero_grad", "clip_grad_norm_", "clip_grad_value_")
-# The class that replaces the optimizer's, and the import that it needs.
-OPTIMIZERS = {
-    "foreach": "",
-    "optimizer_8bit": "bnb.optim.AdamW8bit",
-    "adafactor": "torch.optim.Adafactor",
-    "sgd": "torch.optim.SGD",
-    "offload_optimizer": "CPUOffloadOptimizer",
-}
-IMPORTS = {
-    "optimizer_8bit": "import bitsandbytes as bnb\n",
-    "offload_optimizer": "from torchao.optim import CPUOffloadOptimizer   # pip install torchao\n",
-}
-_OPTIMIZER = ("torch.optim.optimizer", "Optimizer")
-_OPTIMIZER_NAMES = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "SGD")
 _TRAINER_ARGUMENTS = {"output_dir", "per_device_train_batch_size", "num_train_epochs"}  # SFTConfig, DPOConfig, ...
-_KEPT_OPTIONS = ("lr", "weight_decay")
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _MOST_LINES = 60  # of a statement that is shown whole
 
@@ -112,46 +96,6 @@ def _is_arguments(call: ast.Call) -> bool:
     name = ast.unparse(call.func).rpartition(".")[2]
     sets = {one.arg for one in call.keywords}
     return name.endswith("TrainingArguments") or bool(name.endswith("Config") and sets & _TRAINER_ARGUMENTS)
-
-
-def with_optimizer(tree: Code, names: Mapping[str, Any], key: str) -> str:
-    """The assignments of optimizers, each with another class or option; else the function that returns one."""
-    lines = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and _makes_optimizer(node.value, names):
-            target = " = ".join(map(ast.unparse, node.targets))
-            lines.append(f"{target} = {_other_optimizer(node.value, key)}")
-    if not lines and isinstance(tree, ast.FunctionDef):
-        changed = copied(tree)
-        for returned in [one for one in ast.walk(changed) if isinstance(one, ast.Return)]:
-            if _makes_optimizer(returned.value, names):
-                returned.value = ast.Name(_other_optimizer(returned.value, key))  # to be written out
-                lines = [ast.unparse(changed)]
-    return IMPORTS.get(key, "") + "\n".join(lines) if lines else ""
-
-
-def _makes_optimizer(value: ast.expr | None, names: Mapping[str, Any]) -> TypeGuard[ast.Call]:
-    """Whether it calls the class of an optimizer, which a function may import itself, with what that is to train."""
-    if not isinstance(value, ast.Call) or not value.args:
-        return False
-    is_known = ast.unparse(value.func).rpartition(".")[2] in _OPTIMIZER_NAMES
-    return is_known or is_optimizer_class(object_of(value.func, names))
-
-
-def is_optimizer_class(kind: Any) -> bool:
-    """Whether it is a class of PyTorch's optimizers, or one that derives from it."""
-    return inspect.isclass(kind) and any((one.__module__, one.__name__) == _OPTIMIZER for one in kind.__mro__)
-
-
-def _other_optimizer(call: ast.Call, key: str) -> str:
-    """The call of an optimizer's class, with another class or option."""
-    options = [f"{one.arg}={ast.unparse(one.value)}" for one in call.keywords if one.arg in _KEPT_OPTIONS]
-    if key == "foreach":
-        options = [*map(ast.unparse, call.keywords), "foreach=False"]
-    if key == "offload_optimizer":
-        options.insert(0, ast.unparse(call.func))
-    arguments = ", ".join([ast.unparse(call.args[0]), *options])
-    return f"{OPTIMIZERS[key] or ast.unparse(call.func)}({arguments})"
 
 
 def backwards(block: list[ast.stmt]) -> Iterator[ast.Expr]:

@@ -30,7 +30,6 @@ from oom_magic.explain.remedies.own_code.gradients_off import (
     without_gradients,
 )
 from oom_magic.explain.remedies.own_code.loops import (
-    OPTIMIZERS,
     Code,
     copied,
     is_module,
@@ -38,10 +37,14 @@ from oom_magic.explain.remedies.own_code.loops import (
     shown,
     training_block,
     training_loops,
-    with_optimizer,
     with_outputs_dropped,
 )
-from oom_magic.explain.remedies.own_code.optimizers import optimizer_of_adapters, with_optimizer_exchanged
+from oom_magic.explain.remedies.own_code.optimizers import (
+    OPTIMIZERS,
+    optimizer_of_adapters,
+    with_optimizer,
+    with_optimizer_exchanged,
+)
 from oom_magic.explain.remedies.own_code.placement import layers_moved, own_placement, with_gradient_sync_set
 from oom_magic.explain.remedies.own_code.precision import in_precision_of_trainer, single_precision, under_autocast
 from oom_magic.explain.remedies.own_code.rows.steps import given_rows, in_parts
