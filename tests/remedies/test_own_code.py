@@ -74,7 +74,10 @@ for _ in range(3):
         ("optimizer_8bit", "opt = bnb.optim.Adam8bit(net.parameters(), lr=0.001, betas=(0.9, 0.99))"),
         ("foreach", "opt = torch.optim.Adam(net.parameters(), lr=0.001, betas=(0.9, 0.99), foreach=False)"),
         ("sgd", "opt = torch.optim.SGD(net.parameters(), lr=0.001)"),
-        ("offload_optimizer", "opt = CPUOffloadOptimizer(net.parameters(), torch.optim.Adam, lr=0.001, betas=(0.9, 0.99))"),
+        (
+            "offload_optimizer",
+            "opt = CPUOffloadOptimizer(net.parameters(), torch.optim.Adam, lr=0.001, betas=(0.9, 0.99))",
+        ),
     ],
 )
 def test_another_optimizer_takes_the_place_of_the_users(key, line):
