@@ -297,6 +297,24 @@ def test_a_part_that_fits_says_nothing_of_the_whole():
     assert "smaller_batch" in {one.key for one in evaluated(Part(batch=16), need(32))}
 
 
+def test_a_change_whose_rehearsal_is_left_in_a_loop_has_no_price_beside_a_run_that_was_followed():
+    """With one row at a time a loop became too long, and its first iterations fitted: the line behind it never would."""
+
+    class LeftWhereSmall(Run):
+        def run(self, variation):
+            report = super().run(variation)
+            is_left = variation.sizes.get("batch", 16) < 16
+            part = (Assumption("left", is_lower_bound=True),) if is_left else ()
+            return replace(report, assumptions=(*report.assumptions, *part))
+
+    remedies = evaluated(LeftWhereSmall(), need(3))
+    smaller = [one for one in remedies if one.key.startswith("smaller_batch")]
+    assert [(one.needed_bytes, one.saving_bytes, one.note and one.note.key) for one in smaller] == [
+        (None, None, "reason_left_in_loop")
+    ]
+    assert ranked(remedies)[0].needed_bytes is not None
+
+
 def test_combinations_are_found_where_nothing_alone_fits():
     both = [one for one in evaluated(Run(batch=2), need(5)) if one.key == "combination"]
     assert [one.values["keys"] for one in both] == [("mixed_precision", "smaller_batch")]

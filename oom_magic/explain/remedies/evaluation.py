@@ -500,4 +500,9 @@ class RemedyEvaluator:
         return None if batch is None else batch * self._rehearsal.accumulation
 
     def _run(self, variation: Variation) -> MemoryReport:
-        return self._patience.timed(lambda: self._rehearsal.run(variation.with_(self._after)))
+        """The run with a change. Raises NotEvaluatedError, also where it was left in a loop, which the run as it is was
+        followed beyond: what it needs by then cannot be compared."""
+        report = self._patience.timed(lambda: self._rehearsal.run(variation.with_(self._after)))
+        if report.is_lower_bound and not self._baseline.is_lower_bound:
+            raise NotEvaluatedError(Evidence("reason_left_in_loop"))
+        return report

@@ -184,6 +184,7 @@ REASONS: Sentences = {
     "reason_loop_is_long": (
         "the loop is too long to be followed until the card is full; it had grown by {grown_bytes} when it failed"
     ),
+    "reason_left_in_loop": "its rehearsal was left in a loop with too many iterations, before the rest of the run",
     "reason_ram": "about {moved_bytes} go to RAM instead, where {ram_bytes} are free",
     "reason_estimate": "an estimate, not rehearsed",
     "reason_after_release": "with {names} released",
