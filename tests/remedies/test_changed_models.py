@@ -14,10 +14,10 @@ from oom_magic.explain.remedies.code import code_for
 from oom_magic.explain.remedies.own_code.checkpointing import checkpointing
 from oom_magic.explain.remedies.own_code.drawn_edges import with_edges_drawn
 from oom_magic.predict.what_if import load_changes as loading
-from oom_magic.predict.what_if import loop_changes as habits
 from oom_magic.predict.what_if import model_changes as models
 from oom_magic.predict.what_if import optimizer_changes as optimizers
 from oom_magic.predict.what_if.change import InapplicableError
+from oom_magic.predict.what_if.loop_changes import DrawnEdges, EdgesGiven, edges_given
 from oom_magic.predict.what_if.recomputed_parts import RecomputedParts, recomputed_parts
 from oom_magic.predict.what_if.survey import Survey
 from oom_magic.units import GIB
@@ -254,13 +254,64 @@ def test_a_graph_network_is_trained_on_a_part_of_the_edges_as_its_code_has_it():
         for _ in range(2):
             names["train"]()
 
-    code = with_edges_drawn(ast.parse(GRAPH).body[0], {"model": Passing()}, 4)
+    code = with_edges_drawn(ast.parse(GRAPH).body[0], {"model": Passing()}, 4, EdgesGiven(1, is_matrix=False))
     assert code.endswith("out = model(x, edge_index[:, drawn], edge_weight=weights[drawn])")
     as_written = GRAPH.replace("out = model(x, edge_index, edge_weight=weights)", code.replace("\n", "\n    "))
-    changed, written = run(train, habits.DrawnEdges(4)), run(lambda: train(as_written))
+    changed, written = run(train, DrawnEdges(4)), run(lambda: train(as_written))
     assert changed.peak_allocated_bytes == written.peak_allocated_bytes < 0.7 * run(train).peak_allocated_bytes
-    with pytest.raises(InapplicableError):
-        habits.DrawnEdges(2).check(nn.Linear(2, 2))
+
+
+class Spread(nn.Module):
+    """Messages along the entries of a sparse matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, h, adj):
+        source, target = adj.indices()
+        return torch.zeros_like(h).index_add(0, target, self.linear(h)[source] * adj.values()[:, None])
+
+
+MATRIX = GRAPH.replace("out = model(x, edge_index, edge_weight=weights)", "out = model(x, A)")
+
+
+def test_a_part_of_the_entries_is_drawn_where_edges_are_a_sparse_matrix():
+    """Whatever it is called: only arguments named after edges were seen, and a larger card was advised."""
+
+    def graph():
+        model = Spread().cuda()
+        pairs = torch.randint(0, 2000, (2, 40_000))
+        matrix = torch.sparse_coo_tensor(pairs, torch.ones(40_000), (2000, 2000)).coalesce().cuda()
+        found = {"torch": torch, "model": model, "x": torch.rand(2000, 64, device="cuda"), "A": matrix}
+        return {**found, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+
+    def train(source=MATRIX):
+        names = graph()
+        exec(source, names)
+        for _ in range(2):
+            names["train"]()
+
+    code = with_edges_drawn(ast.parse(MATRIX).body[0], {"model": Spread()}, 4, EdgesGiven(1, is_matrix=True))
+    as_written = MATRIX.replace("out = model(x, A)", code.replace("\n", "\n    "))
+    changed, written = run(train, DrawnEdges(4)), run(lambda: train(as_written))
+    assert changed.peak_allocated_bytes == written.peak_allocated_bytes < 0.7 * run(train).peak_allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ({"x": torch.rand(9, 4), "pairs": torch.zeros(2, 30, dtype=torch.int64)}, "pairs"),
+        ({"input_ids": torch.zeros(2, 30, dtype=torch.int64), "attention_mask": torch.ones(2, 30)}, None),
+        ({"input_ids": torch.zeros(2, 30, dtype=torch.int64)}, None),
+        ({"ids": torch.zeros(2, 30, dtype=torch.int64), "position_ids": torch.zeros(1, 30)}, None),
+        ({"x": torch.rand(9, 4), "adj": torch.eye(9).to_sparse()}, "adj"),
+        ({"x": torch.rand(9, 4), "adj": torch.eye(9)}, None),
+    ],
+)
+def test_edges_are_known_by_their_shape_beside_the_nodes(given, place):
+    found = edges_given((), given)
+    assert (None if found is None else found.place) == place
 
 
 def test_the_switch_of_a_part_is_used_where_a_model_passes_it_on_without_saying_so():

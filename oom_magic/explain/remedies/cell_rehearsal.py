@@ -391,6 +391,8 @@ class CellRehearsal:
                 return self._writer.kept_classes()
             if key.startswith("single_weights"):
                 return in_single_precision(self._tree, self._names) or None
+            if key == "drawn_edges" and self._survey is not None:
+                values = {**values, "edges": self._survey.edges}
             own = self._writer.rewritten(lambda code, seen: own_code(code, seen, key, values))
             is_of_evaluation = key == "mixed_precision" and (self.keeps_no_graph or self._is_unwalked)
             own = "" if is_of_evaluation else own or self._writer.placed(key, values)

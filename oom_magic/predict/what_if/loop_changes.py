@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ import torch
 
 from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.what_if.change import Change, InapplicableError, tensors_given
+
+_LEAST_NODES = 3  # a batch of two texts has as many rows as edges have ends
 
 
 class ReleasedGradients(Change):
@@ -271,6 +273,30 @@ def _with_labels_cut(prediction: Any) -> Any:
     return prediction
 
 
+@dataclass(frozen=True)
+class EdgesGiven:
+    """The argument of a model's call that has a graph's edges: ``place`` is its number or its name.
+
+    They are pairs of nodes, ``[2, edges]`` as PyTorch Geometric has them, or else (``is_matrix``) a sparse matrix.
+    """
+
+    place: int | str
+    is_matrix: bool
+
+
+def edges_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> EdgesGiven | None:
+    """Which argument the edges are, beside what is given of the nodes; None: none is."""
+    given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    tensors = {place: one for place, one in given if isinstance(one, torch.Tensor) and one.dim()}
+    for place, one in tensors.items():
+        others = [len(other) for other in tensors.values() if other is not one]
+        is_matrix = one.layout is torch.sparse_coo and one.is_coalesced() and one.shape[0] == one.shape[1]
+        is_pairs = one.dtype is torch.int64 and one.dim() == 2 and len(one) == 2
+        if (is_matrix or is_pairs) and min(others, default=0) >= _LEAST_NODES:
+            return EdgesGiven(place, is_matrix)
+    return None
+
+
 class DrawnEdges(Change):
     """A graph network is trained on one in so many of the edges, drawn anew for each step (DropEdge, Rong et al. 2020).
 
@@ -280,34 +306,28 @@ class DrawnEdges(Change):
     def __init__(self, parts: int) -> None:
         self.values = {"parts": parts}
 
-    def check(self, model: torch.nn.Module) -> None:
-        """Needs an argument for edges."""
-        if not edge_arguments(model):
-            raise InapplicableError("no_edges")
-
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with the edges that are drawn, and what there is of each of them."""
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        edges = next(
-            (one for one in tensors if one.dim() == 2 and one.shape[0] == 2 and one.dtype == torch.int64), None
-        )
-        if edges is None or not torch.is_grad_enabled():
+        found = edges_given(args, kwargs) if torch.is_grad_enabled() else None
+        if found is None:
             return args, kwargs
-        number = edges.shape[1]
+        edges = args[found.place] if isinstance(found.place, int) else kwargs[found.place]
+        number = (edges.indices() if found.is_matrix else edges).shape[1]
         drawn = torch.randperm(number)[: number // self.values["parts"]]
+        drawn = drawn.sort().values if found.is_matrix else drawn
 
         def draw(value: Any) -> Any:
-            is_of_each = isinstance(value, torch.Tensor) and value.shape[:1] == (number,)
-            return value[:, drawn] if value is edges else value[drawn] if is_of_each else value
+            if value is edges:
+                return _entries(edges, drawn) if found.is_matrix else edges[:, drawn]
+            return value[drawn] if isinstance(value, torch.Tensor) and value.shape[:1] == (number,) else value
 
         return tuple(map(draw, args)), {name: draw(value) for name, value in kwargs.items()}
 
 
-def edge_arguments(model: torch.nn.Module) -> dict[str, int]:
-    """The arguments of a graph network's forward that are about its edges, each with its place; the first are the
-    pairs of nodes, as PyTorch Geometric has them (``edge_index``)."""
-    names = list(inspect.signature(type(model).forward).parameters)[1:]
-    return {name: at for at, name in enumerate(names) if name.startswith("edge")}
+def _entries(matrix: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    return torch.sparse_coo_tensor(
+        matrix.indices()[:, drawn], matrix.values()[drawn], matrix.shape, is_coalesced=True, check_invariants=False
+    )
 
 
 class DroppedOutputs(Change):

@@ -15,10 +15,13 @@ from oom_magic.predict.what_if.change import ByHandError, Change, InapplicableEr
 from oom_magic.predict.what_if.kept_classes import KeptClasses, metrics_of_classes
 from oom_magic.predict.what_if.load_changes import LoadChange
 from oom_magic.predict.what_if.loop_changes import (
+    DrawnEdges,
     DroppedOutputs,
+    EdgesGiven,
     GatheredOnHost,
     ReleasedGradients,
     around_evaluations,
+    edges_given,
     has_outputs,
 )
 from oom_magic.predict.what_if.model_changes import MixedPrecision, NoGradients
@@ -37,6 +40,7 @@ class Survey(Change):
     the model, where there is but one, or the backwards, if those are fewer (two calls may share one). A call that is
     given the tensors of the call before once more, with weights that were changed since, has the same batch (Foret et
     al. 2021: sharpness-aware minimization).
+    ``edges`` are those of a graph, as a call with gradients is given them.
     ``compares_samples``: a loss has a product of all samples of a batch with each other. ``unwalked`` are the lines
     that called a model whose graph no backward walked though others were: an evaluation without ``no_grad``.
     """
@@ -49,6 +53,7 @@ class Survey(Change):
         self.keeps_outputs = False
         self.gathers_on_device = self.keeps_logits = False
         self.compares_samples = False
+        self.edges: EdgesGiven | None = None
         self._batches: set[int] = set()
         self._changes = tuple(changes)
         self._num_models = 0
@@ -105,6 +110,8 @@ class Survey(Change):
             return None if self.gathers_on_device else InapplicableError("nothing_gathered")
         if isinstance(change, KeptClasses):
             return None if self.keeps_logits else InapplicableError("nothing_gathered")
+        if isinstance(change, DrawnEdges):
+            return None if self.edges is not None else InapplicableError("no_edges")
         if isinstance(change, LoadChange):
             is_trained = self._has_stepped or self._num_forwards > 0
             return InapplicableError("weights_are_trained") if change.is_frozen and is_trained else None
@@ -128,7 +135,9 @@ class Survey(Change):
                 self._errors[change] = error
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same; records how many samples there are."""
+        """The same; records how many samples there are, and which argument has edges."""
+        if self.edges is None and torch.is_grad_enabled():
+            self.edges = edges_given(args, kwargs)
         self._batches |= {shape[0] for shape, _ in inputs_of(args, kwargs) if shape}
         given = tensors_given(args, kwargs)
         before = [one() for one in self._given]

@@ -3,37 +3,56 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.live.called import object_of
 from oom_magic.explain.remedies.own_code.loops import Code, is_module
 
+if TYPE_CHECKING:
+    from oom_magic.predict.what_if.loop_changes import EdgesGiven
 
-def with_edges_drawn(tree: Code, names: Mapping[str, Any], parts: int) -> str:
+
+def with_edges_drawn(tree: Code, names: Mapping[str, Any], parts: int, edges: EdgesGiven) -> str:
     """The statement of a cell or function that calls a graph network, with one edge in ``parts``; "" where it has none,
     or several."""
     made = [
         one for one in ast.walk(ast.parse(ast.unparse(tree))) if isinstance(one, (ast.Assign, ast.Expr, ast.Return))
     ]
-    found = [code for one in made if (code := _drawn(one, names, parts))]
+    found = [code for one in made if (code := _drawn(one, names, parts, edges))]
     return found[0] if len(found) == 1 else ""
 
 
-def _drawn(statement: ast.stmt, names: Mapping[str, Any], parts: int) -> str:
-    from oom_magic.predict.what_if.loop_changes import edge_arguments  # loads torch
-
-    edges = ""
+def _drawn(statement: ast.stmt, names: Mapping[str, Any], parts: int, edges: EdgesGiven) -> str:
     for call in (one for one in ast.walk(statement) if isinstance(one, ast.Call)):
         model = object_of(call.func, names)
-        places = edge_arguments(model) if is_module(model) else {}
-        given: list[Any] = [keyword for keyword in call.keywords if keyword.arg in places]
-        for argument in [call.args[at] for at in places.values() if at < len(call.args)] + [one.value for one in given]:
-            text = ast.unparse(argument)
-            new = ast.parse(f"{text}[drawn]" if edges else f"{text}[:, drawn]", mode="eval").body
-            edges = edges or text
-            call.args = [new if one is argument else one for one in call.args]
-            for keyword in given:
-                keyword.value = new if keyword.value is argument else keyword.value
-    number = f"{edges}.shape[1]"
-    return edges and f"drawn = torch.randperm({number})[:{number} // {parts}]\n{ast.unparse(statement)}"
+        given = _arguments(call, model) if is_module(model) else {}
+        if edges.place not in given:
+            continue
+        text = ast.unparse(given[edges.place])
+        pairs = f"{text}.indices()" if edges.is_matrix else text
+        number = f"{pairs}.shape[1]"
+        lines = [f"drawn = torch.randperm({number})[:{number} // {parts}]{'.sort().values' if edges.is_matrix else ''}"]
+        new = {id(one): f"{ast.unparse(one)}[drawn]" for name, one in given.items() if str(name).startswith("edge")}
+        new[id(given[edges.place])] = f"{pairs}[:, drawn]"
+        if edges.is_matrix:
+            new[id(given[edges.place])] = "some_edges"
+            entries = f"{pairs}[:, drawn], {text}.values()[drawn], {text}.shape"
+            lines.append(f"some_edges = torch.sparse_coo_tensor({entries}, is_coalesced=True)")
+        call.args = [_replaced(one, new) for one in call.args]
+        for keyword in call.keywords:
+            keyword.value = _replaced(keyword.value, new)
+        return "\n".join([*lines, ast.unparse(statement)])
+    return ""
+
+
+def _arguments(call: ast.Call, model: Any) -> dict[int | str, ast.expr]:
+    """What a model is called with, by its place and by its name."""
+    names = list(inspect.signature(type(model).forward).parameters)[1:]
+    given: dict[int | str, ast.expr] = {**dict(enumerate(call.args)), **dict(zip(names, call.args, strict=False))}
+    return given | {one.arg: one.value for one in call.keywords if one.arg}
+
+
+def _replaced(argument: ast.expr, new: Mapping[int, str]) -> ast.expr:
+    return ast.parse(new[id(argument)], mode="eval").body if id(argument) in new else argument

@@ -73,7 +73,7 @@ def own_code(tree: Code, names: Mapping[str, Any], key: str, values: Mapping[str
     if key == "no_grad":
         return without_gradients(tree) if isinstance(tree, ast.Module) else ""
     if key == "drawn_edges":
-        return with_edges_drawn(tree, names, values["parts"])
+        return with_edges_drawn(tree, names, values["parts"], values["edges"])
     if key == "mixed_precision":
         own = under_autocast(tree, names, values["dtype"])
         return own or in_precision_of_trainer(tree, names, values["dtype"])
