@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -219,7 +218,7 @@ class DrySession:
 
     def _execute(self, function: Callable[[], Any], namespaces: Sequence[dict[str, Any]]) -> None:
         """Run the user's code on the pretend GPU; an interrupt is raised only in it."""
-        interrupts = self.fake_gpu.interrupts
+        interrupts, values = self.fake_gpu.interrupts, self._exchange.context_values
         with (
             interrupts.waiting(),
             self._loops_known(function, namespaces),
@@ -228,11 +227,13 @@ class DrySession:
             checkpoints_ended(),
             self.training.changed(),
         ):
+            context = values.context()
             try:
                 self._decide_again()
                 self.fake_gpu.collector.begin()
-                interrupts.users_code(partial(copy_context().run, function))
+                interrupts.users_code(partial(context.run, function))
             finally:
+                values.note(context)
                 self.training.assign_modules()
                 for names in self.decided:
                     names.give_back()

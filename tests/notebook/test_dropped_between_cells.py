@@ -68,6 +68,9 @@ class Key: pass
 key = Key()
 table = weakref.WeakKeyDictionary()
 table[key] = {_ZEROS}"""
+_CONTEXT = f"""import contextvars
+kept, other = contextvars.ContextVar('kept'), contextvars.ContextVar('other', default=0)
+kept.set({_ZEROS})"""
 _LSTM = "box.lstm = torch.nn.LSTM(512, 512).cuda()"
 
 CELLS = {  # what the first cell makes, the second drops; MiB after each, as PyTorch 2.13.0's CUDA build counts them
@@ -116,6 +119,8 @@ CELLS = {  # what the first cell makes, the second drops; MiB after each, as PyT
     "frames of an error": (_RAISED, "del kept", [8, 0]),
     "hook": (_HOOK, "handle.remove()\ndel handle", [4, 0]),
     "weak key": (_WEAK, "del key", [4, 0]),
+    "context variable": (_CONTEXT, "kept.set(0)", [4, 0]),
+    "context variable that is kept": (_CONTEXT, "other.set(0)", [4, 4]),
     "recurrent": (f"class Box: pass\nbox = Box()\n{_LSTM}", "box.lstm = None", [8, 0]),
 }
 

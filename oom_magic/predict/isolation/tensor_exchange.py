@@ -40,6 +40,7 @@ from oom_magic.predict.isolation.objects.iterators import Iterators
 from oom_magic.predict.isolation.objects.let_go import ContainersLetGo
 from oom_magic.predict.isolation.objects.users_objects import note_state
 from oom_magic.predict.isolation.patching import Journal, patched
+from oom_magic.predict.isolation.process.context_values import ContextValues
 from oom_magic.predict.isolation.process.event_loops import keep_event_loops
 from oom_magic.predict.isolation.reach import Reach, used_by_other_threads, users_modules
 from oom_magic.predict.isolation.run_threads import threads_of_run
@@ -86,6 +87,7 @@ class TensorExchange:
         self._freed: set[int] = set()  # those of tensors that the run dropped, and whose copies have no memory
         self._run_copies = Copies()  # of iterators and the like, for the run that lasts
         self._users_iterators: set[int] = set() if origin is None else origin._users_iterators  # among dry runs' names
+        self.context_values = ContextValues() if origin is None else origin.context_values  # among the changes
         self._made: Changes = {} if origin is None else origin._found
         self._found: Changes = self._made  # by the last run
 
@@ -147,6 +149,8 @@ class TensorExchange:
         journal.record(real.restore)
         own = self._made_by_runs(live.tensors)
         note_state(real, live, namespaces, self._run_copies, assume, above, iterators, own)
+        set_by_runs = self.context_values.set_by_runs
+        real.add(set_by_runs, 1, self.context_values)
         self._found = self._made
         real.apply(self._found)
         if self._start is not None:
@@ -159,7 +163,7 @@ class TensorExchange:
         exchanged = [one.tensor for one in pairs]
         self._freed = set()
         watched = (containers, self._found, self._freed)
-        dropped = ObjectsDropped(self.gpu, real, live, namespaces, above, exchanged, own, *watched)
+        dropped = ObjectsDropped(self.gpu, real, live, [*namespaces, set_by_runs], above, exchanged, own, *watched)
         self.gpu.releases += [containers.release, dropped.release]
         return real
 
