@@ -44,6 +44,7 @@ from oom_magic.predict.isolation.files.effects import isolated
 from oom_magic.predict.isolation.files.open_files import compressed_written_out
 from oom_magic.predict.isolation.files.substitution import imported_names_followed
 from oom_magic.predict.isolation.live_objects import find_live_objects
+from oom_magic.predict.isolation.objects.finalizers import Finalizers
 from oom_magic.predict.isolation.patching import all_patched
 from oom_magic.predict.isolation.process.operators import operators_taken_out
 from oom_magic.predict.isolation.process.process_state import process_state_restored
@@ -227,13 +228,14 @@ class DrySession:
             checkpoints_ended(),
             self.training.changed(),
         ):
-            context = values.context()
+            context, finalizers = values.context(), Finalizers()
             try:
                 self._decide_again()
                 self.fake_gpu.collector.begin()
                 interrupts.users_code(partial(context.run, function))
             finally:
                 values.note(context)
+                finalizers.end(closes_generators=not self._exchange.is_lasting)
                 self.training.assign_modules()
                 for names in self.decided:
                     names.give_back()

@@ -301,7 +301,38 @@ def test_data_are_made_on_the_default_device() -> None:
 
 
 def test_a_model_that_was_shared_goes_to_the_gpu() -> None:
-    om.dry_run(lambda: torch.nn.Linear(1024, 1024).share_memory().cuda())
+    report = om.dry_run(lambda: torch.nn.Linear(1024, 1024).share_memory().cuda())
+    assert report.peak_allocated_bytes == 1024 * 1024 * 4 + 1024 * 4
+
+
+def test_a_gradient_can_be_given_to_a_weight_from_before_that_stays_on_the_host() -> None:
+    """It was "attempting to assign a gradient with device type 'cpu' to a tensor with device type 'meta'"."""
+    weight, given = torch.nn.Parameter(torch.zeros(2)), torch.ones(2)
+    optimizer = torch.optim.SGD([weight], 0.1)
+
+    def run() -> None:
+        for gradient in (given, torch.ones(2), torch.ones(2, device="cuda").cpu(), torch.zeros_like(weight), None):
+            weight.grad = gradient
+            assert (weight.grad is None) == (gradient is None) and not weight.is_cuda
+            optimizer.step()
+
+    om.dry_run(run)
+    assert weight.grad is None and weight.tolist() == [0.0, 0.0] and given.tolist() == [1.0, 1.0]
+
+
+def test_a_tensor_in_a_file_is_read_and_what_is_written_to_it_stays_in_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "numbers"
+    np.ones(100, np.float32).tofile(file)
+
+    def run() -> None:
+        for is_shared in (True, False):
+            made = torch.from_file(str(file), shared=is_shared, size=100, dtype=torch.float32)
+            made *= 3
+            assert made.sum() == (300 if is_shared else 900)
+            assert made.cuda().is_cuda
+
+    om.dry_run(run)
+    assert np.fromfile(file, np.float32).sum() == 100
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import hmac
 import logging
 import multiprocessing
 import sys
@@ -10,6 +11,7 @@ import types
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
+from xml.dom import minidom
 
 import numpy as np
 import pytest
@@ -81,6 +83,9 @@ def test_what_code_sets_beside_attributes_is_put_back() -> None:
     array.setflags(write=False)
     sys.modules["made_by_hand"] = made
     vars(made)["state"] = {"seen": [1]}
+    rows, keyed, page = np.zeros(3, dtype=[("x", int)]), hmac.new(b"key", digestmod="sha1"), minidom.parseString("<a/>")
+    root = page.documentElement
+    assert root is not None
 
     def unlock() -> None:
         array.setflags(write=True)
@@ -93,9 +98,13 @@ def test_what_code_sets_beside_attributes_is_put_back() -> None:
                 "default factory": (lambda: table.default_factory, lambda: setattr(table, "default_factory", set)),
                 "an array that could only be read": (lambda: (array.tolist(), array.flags.writeable), unlock),
                 "a module made by hand": (lambda: repr(vars(made)["state"]), lambda: made.state["seen"].append(2)),
+                "rows of a table": (lambda: rows.tolist(), lambda: rows.resize(5, refcheck=False)),
+                "what a slot of a library's holds": (keyed.hexdigest, lambda: keyed.update(b"more")),
+                "attributes in a slot": (page.toxml, lambda: root.setAttribute("b", "1")),
             },
-            {"Named": Named, "table": table, "array": array, "made": made},
+            {"Named": Named, "table": table, "array": array, "made": made, "held": (rows, keyed, page)},
         )
+        assert rows.shape == (3,) and array.tolist() == [1.0] * 3 and "Other" not in repr(Named)
     finally:
         del sys.modules["made_by_hand"]
 

@@ -255,13 +255,14 @@ def test_names_that_other_threads_look_up_are_never_missing() -> None:
     seen: list[bool] = []
 
     class Dies:
-        def __del__(self) -> None:
-            seen.append("kept" in names)
+        pass
 
     def run() -> None:
         names["made"] = Dies()
+        watches.append(weakref.ref(names["made"], lambda _: seen.append("kept" in names)))
 
     names: dict[str, Any] = {"first": 0, "kept": 1}
+    watches: list[weakref.ref[Any]] = []
     DrySession(has_bar=False, is_lasting=False).run(run, [names])
     assert seen == [True] and list(names) == ["first", "kept"]
 

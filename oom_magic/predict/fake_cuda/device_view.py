@@ -328,6 +328,15 @@ def _grad(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return view.where_arguments_are(func, args, kwargs)
 
 
+def _set_grad(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """``parameter.grad = other``: of one from before the run, that is fake, a gradient on the host is fake, too."""
+    tensor, other = args
+    if isinstance(other, torch.Tensor) and tensor.is_meta and not other.is_meta and view.place(tensor) is Place.HOST:
+        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+            other = view.gpu.copy_to(other, Place.HOST, "")
+    func(tensor, other)
+
+
 def _set_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """``tensor.data = other``, which a GPU allows between host and device and in inference mode, not meta tensors."""
     tensor, other = args
@@ -494,6 +503,7 @@ _ANSWERS: dict[Any, Answer] = {
     torch.as_tensor: _from_data,
     torch.asarray: _from_data,
     _T.grad.__get__: _grad,  # type: ignore[attr-defined,union-attr]
+    _T.grad.__set__: _set_grad,  # type: ignore[attr-defined,union-attr]
     _T.data.__set__: _set_data,  # type: ignore[attr-defined]
     _T.numpy: _numpy,
     _T.__array__: _numpy,

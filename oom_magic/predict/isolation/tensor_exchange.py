@@ -87,7 +87,7 @@ class TensorExchange:
         self._freed: set[int] = set()  # those of tensors that the run dropped, and whose copies have no memory
         self._run_copies = Copies()  # of iterators and the like, for the run that lasts
         self._users_iterators: set[int] = set() if origin is None else origin._users_iterators  # among dry runs' names
-        self.context_values = ContextValues() if origin is None else origin.context_values  # among the changes
+        self.context_values: ContextValues = ContextValues() if origin is None else origin.context_values  # among the changes
         self._made: Changes = {} if origin is None else origin._found
         self._found: Changes = self._made  # by the last run
 

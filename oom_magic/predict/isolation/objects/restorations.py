@@ -251,7 +251,9 @@ def _make_writeable(one: Any) -> None:
 
 def _restore_array(one: Any, before: Any, was_writeable: bool) -> None:
     _make_writeable(one)
-    if one.shape != before.shape and one.size == before.size:
+    if one.size != before.size:
+        one.resize(before.shape, refcheck=False)
+    if one.shape != before.shape:
         with warnings.catch_warnings():  # NumPy 2.5 wants a new array instead; this one is the user's
             warnings.simplefilter("ignore", DeprecationWarning)
             one.shape = before.shape
@@ -262,6 +264,8 @@ def _restore_array(one: Any, before: Any, was_writeable: bool) -> None:
 
 
 def _restore_objects(one: Any, before: Any) -> None:
+    if one.size != before.size:
+        one.resize(before.shape, refcheck=False)
     if one.shape == before.shape and one.flags.writeable and not all(map(operator.is_, one.flat, before.flat)):
         one[...] = before
 

@@ -314,7 +314,7 @@ def _noted_attributes(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
         own = object.__getattribute__(one, "__dict__")
     if type(own) is dict:
         yield own
-    if is_users_class(type(one)):
+    if is_users_class(type(one)) or any("__slots__" in vars(base) for base in type(one).__mro__):
         yield from _noted_slots(notes, copies, one)
 
 

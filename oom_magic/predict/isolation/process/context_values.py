@@ -1,4 +1,4 @@
-"""The values of context variables (``contextvars``) that the code of dry runs sets: each run has a context of its own."""
+"""The values of context variables (``contextvars``) that dry runs set: each run has a context of its own."""
 
 from __future__ import annotations
 
