@@ -22,7 +22,6 @@ from oom_magic.predict.distributed.data_parallel import data_parallel_followed
 from oom_magic.predict.fake_cuda.device_view import (
     DeviceView,
     saved_tensor_hooks_followed,
-    shared_by_dlpack,
     shown_without_values,
 )
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
@@ -31,7 +30,7 @@ from oom_magic.predict.fake_cuda.legacy_types import legacy_types
 from oom_magic.predict.fake_cuda.not_followed import refused_by_name, without_effect
 from oom_magic.predict.fake_cuda.places import Place
 from oom_magic.predict.fake_cuda.torch_cuda import Cards, torch_cuda_answers
-from oom_magic.predict.fake_cuda.transfers import storages_followed
+from oom_magic.predict.fake_cuda.transfers import shared_by_dlpack, storages_followed
 from oom_magic.predict.instrumentation.autograd_order import AutogradOrder
 from oom_magic.predict.isolation.context import python_functions_followed
 from oom_magic.predict.isolation.patching import Patches, StandIn

@@ -377,32 +377,9 @@ def _new_tensor(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict
     return _from_data(view, torch.tensor, tuple(data), like | named)
 
 
-class _Shared:
-    """A DLPack capsule of a fake tensor."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-
 def _dlpack_device(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     location = view.location(args[0])
     return (2, location.card) if location.place is Place.GPU else func(*args, **kwargs)  # kDLCUDA
-
-
-def shared_by_dlpack() -> dict[str, Any]:
-    """Replacements in ``torch._C``: a tensor that another library returns is the same memory again."""
-    take = torch._C._from_dlpack
-
-    def _from_dlpack(capsule: Any) -> Any:
-        return capsule.tensor.detach() if isinstance(capsule, _Shared) else take(capsule)
-
-    def giving(give: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda tensor, **options: _Shared(tensor) if tensor.is_cuda else give(tensor, **options)
-
-    changes = {"_from_dlpack": _from_dlpack, "_to_dlpack": giving(torch._C._to_dlpack)}
-    if hasattr(torch._C, "_to_dlpack_versioned"):
-        changes["_to_dlpack_versioned"] = giving(torch._C._to_dlpack_versioned)
-    return changes
 
 
 def _numpy(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,4 +1,5 @@
-"""Copies between the host and the pretend GPU, and between its cards, below autograd; numbers that become indices."""
+"""Copies between the host and the pretend GPU, and between its cards, below autograd; numbers that become indices;
+memory that storages and DLPack hand on without an operator."""
 
 from __future__ import annotations
 
@@ -183,6 +184,29 @@ def storages_followed(gpu: FakeGPU) -> dict[str, Any]:
         return storage if storage.device == META else share(storage)
 
     return {"__new__": new, "clone": clone, "data_ptr": data_ptr, "resize_": resize_, "share_memory_": share_memory_}
+
+
+class _Shared:
+    """A DLPack capsule of a fake tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def shared_by_dlpack() -> dict[str, Any]:
+    """Replacements in ``torch._C``: a tensor that another library returns is the same memory again."""
+    take = torch._C._from_dlpack
+
+    def _from_dlpack(capsule: Any) -> Any:
+        return capsule.tensor.detach() if isinstance(capsule, _Shared) else take(capsule)
+
+    def giving(give: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda tensor, **options: _Shared(tensor) if tensor.is_cuda else give(tensor, **options)
+
+    changes = {"_from_dlpack": _from_dlpack, "_to_dlpack": giving(torch._C._to_dlpack)}
+    if hasattr(torch._C, "_to_dlpack_versioned"):
+        changes["_to_dlpack_versioned"] = giving(torch._C._to_dlpack_versioned)
+    return changes
 
 
 def _set(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

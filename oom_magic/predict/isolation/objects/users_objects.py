@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
-import datetime
 import functools
 import gc
 import logging
@@ -22,15 +21,23 @@ import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, compress
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 
 from oom_magic.language import _
 from oom_magic.predict.isolation.live_objects import LiveObjects
 from oom_magic.predict.isolation.objects.copies import FUNCTIONS, Copies, has_copy, set_items
 from oom_magic.predict.isolation.objects.iterators import Iterators, is_iterator
+from oom_magic.predict.isolation.objects.members import (
+    PLAIN,
+    Notes,
+    noted_function,
+    noted_slots,
+    of_class,
+    restore_attribute,
+    restore_class,
+)
 from oom_magic.predict.isolation.objects.restorations import restoration_of
 from oom_magic.predict.isolation.reach import NOT_WALKED, is_users, is_users_class, is_users_module, users_modules
 from oom_magic.predict.isolation.snapshot import Snapshot, by_identity, identities, is_unchanged, of_kind
@@ -40,12 +47,6 @@ MOST_OBJECTS, _MOST_ITEMS = 25_000, 100
 _AT_ONCE = 1_000  # this many stay in the processor's cache while several questions are asked about each
 _OF_A_LEVEL = 20  # the least that a level takes of these, however little is in it
 _MOST_COPIED_BYTES = 1 << 27
-_PLAIN = frozenset(
-    (
-        str, int, float, bool, bytes, complex, type(None), range, slice, np.float64, np.float32, np.int64, np.bool_,
-        datetime.datetime, datetime.date, datetime.timedelta, torch.dtype, torch.device,
-    )
-)  # fmt: skip
 _NO_OBJECTS = (types.CodeType, types.FrameType, types.TracebackType)
 _SINCE_3_11 = filter(None, [getattr(asyncio, "Barrier", None)])
 _WALKED_ALL_THE_SAME = (
@@ -59,11 +60,7 @@ _NOT_WALKED = NOT_WALKED - {"matplotlib"}  # figures are the user's
 _WITHOUT_OBJECTS = frozenset(("torch", "numpy", *NOT_WALKED))  # libraries whose modules have no objects to change
 _CONTAINERS = (list, dict, set, deque, OrderedDict)
 _SETTINGS = frozenset((str, int, float, bool, type(None)))  # most settings of libraries
-_OF_FUNCTIONS: tuple[str, ...] = ("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__doc__")
-if sys.version_info < (3, 14):  # since then they are computed by code of the user's
-    _OF_FUNCTIONS += ("__annotations__",)
 _OF_EXCEPTIONS = ("__suppress_context__", "args", "__cause__", "__context__", "__traceback__")  # the last first
-_CELL_CONTENTS = vars(types.CellType)["cell_contents"]
 # ``torch.ops.aten`` and its like fill themselves. PyTorch's core refers to what it found there, and does not count it.
 _OF_OPERATORS = "torch._ops"
 _WALKED = frozenset((*_CONTAINERS, tuple, type, types.FunctionType, types.ModuleType))
@@ -73,22 +70,6 @@ _CODES: dict[type, str] = {
     types.AsyncGeneratorType: "ag_code",
 }
 _ALIKE = frozenset((*_CONTAINERS, defaultdict, tuple))
-
-
-class Notes(Protocol):
-    """The interface of a snapshot: records what to restore."""
-
-    def add_plain(self, container: Any, depth: int) -> None:
-        """A container's contents."""
-
-    def add_all(self, kind: Any, containers: list[Any]) -> None:
-        """The contents of many containers of one type."""
-
-    def add_classes(self, objects: Sequence[Any]) -> None:
-        """Of what class each object is."""
-
-    def add_undo(self, undo: Callable[[], object]) -> None:
-        """Anything else: what puts it back."""
 
 
 def note_users_objects(
@@ -133,7 +114,7 @@ class _Walk:
 
     def _new(self, level: list[Any]) -> list[Any]:
         """The objects of a level that are new, and can be changed or lead to others."""
-        level = list(compress(level, map(operator.not_, map(_PLAIN.__contains__, map(type, level)))))
+        level = list(compress(level, map(operator.not_, map(PLAIN.__contains__, map(type, level)))))
         ids = identities(level)
         num_seen = len(self._seen)
         if not self._seen.isdisjoint(ids):
@@ -166,7 +147,7 @@ class _Walk:
         """What modules lead to: their attributes are noted with those of all modules that are alive."""
         for kind in dict.fromkeys(map(type, modules)):
             if _is_made_for_it(kind):
-                self._notes.add_undo(functools.partial(_restore_class, kind, _of_class(kind), dict(vars(kind))))
+                self._notes.add_undo(functools.partial(restore_class, kind, of_class(kind), dict(vars(kind))))
         for one in filter(is_iterator, modules):
             self._iterators.watch(one)
         tables: list[dict[str, Any]] = [vars(one) for one in modules]
@@ -258,7 +239,7 @@ def _noted(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
     elif isinstance(one, (types.MethodType, types.BuiltinMethodType)):
         yield one.__self__
     elif isinstance(one, types.FunctionType):
-        yield from _noted_function(notes, copies, one)
+        yield from noted_function(notes, copies, one)
     elif isinstance(one, types.ModuleType):
         if kind.__module__ == _OF_OPERATORS:
             return
@@ -271,7 +252,7 @@ def _noted(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
     elif isinstance(one, type):
         if is_users_class(one):
             before = dict(vars(one))
-            notes.add_undo(functools.partial(_restore_class, one, _of_class(one), before))
+            notes.add_undo(functools.partial(restore_class, one, of_class(one), before))
             yield from before.values()
     elif not isinstance(one, _NO_OBJECTS) and (_is_walked(kind)):  # type: ignore[arg-type]
         yield from _noted_attributes(notes, copies, one)
@@ -308,84 +289,14 @@ def _noted_attributes(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
         yield vars(one)
     elif isinstance(one, BaseException):
         for name in _OF_EXCEPTIONS:
-            notes.add_undo(functools.partial(_restore_attribute, one, name, getattr(one, name)))
+            notes.add_undo(functools.partial(restore_attribute, one, name, getattr(one, name)))
     own = None
     with contextlib.suppress(Exception):  # of the user's class, whose __getattr__ does not run
         own = object.__getattribute__(one, "__dict__")
     if type(own) is dict:
         yield own
     if is_users_class(type(one)) or any("__slots__" in vars(base) for base in type(one).__mro__):
-        yield from _noted_slots(notes, copies, one)
-
-
-def _noted_function(notes: Notes, copies: Copies, function: types.FunctionType) -> Iterator[Any]:
-    if not is_users_file(function.__code__.co_filename):
-        if hasattr(function, "__wrapped__"):  # a library's decorator made it
-            yield function.__dict__
-        if hasattr(function, "_clear_cache"):  # ``functools.singledispatch``
-            notes.add_undo(function._clear_cache)
-            yield from gc.get_referents(function.registry)  # type: ignore[attr-defined]
-        for cell in function.__closure__ or ():  # counts and settings, such as the width that a bar of tqdm has printed
-            [held] = gc.get_referents(cell) or [None]
-            items = held.values() if type(held) is dict else held
-            if type(held) in (list, dict) and _PLAIN.issuperset(map(type, items)):
-                yield held
-        return
-    for name in _OF_FUNCTIONS:
-        value = getattr(function, name)
-        notes.add_undo(functools.partial(_restore_attribute, function, name, value))
-        yield value
-    yield function.__dict__
-    for cell in function.__closure__ or ():
-        try:
-            value = cell.cell_contents
-        except ValueError:  # nothing yet
-            notes.add_undo(functools.partial(_empty_member, _CELL_CONTENTS, cell))
-            continue
-        _note_member(notes, copies, _CELL_CONTENTS, cell, value)
-        yield value
-
-
-def _restore_attribute(one: Any, name: str, value: Any) -> None:
-    if getattr(one, name) is not value:
-        setattr(one, name, value)
-
-
-def _noted_slots(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
-    for base in type(one).__mro__:
-        for member in vars(base).values():
-            if isinstance(member, types.MemberDescriptorType):
-                try:
-                    value = member.__get__(one)
-                except AttributeError:  # nothing yet
-                    notes.add_undo(functools.partial(_empty_member, member, one))
-                    continue
-                _note_member(notes, copies, member, one, value)
-                yield value
-
-
-def _note_member(notes: Notes, copies: Copies, member: Any, one: Any, value: Any) -> None:
-    notes.add_undo(functools.partial(_restore_member, member, one, value))
-    made = copies.of(value)
-    if made is not None:
-        member.__set__(one, made)
-    elif type(value) in FUNCTIONS:
-        copies.functions.append((value, functools.partial(member.__set__, one)))
-
-
-def _empty_member(member: Any, one: Any) -> None:
-    with contextlib.suppress(AttributeError, ValueError):  # still nothing in it
-        member.__delete__(one)
-
-
-def _restore_member(member: Any, one: Any, value: Any) -> None:
-    """Through the slot itself, since a subclass may define a property of the same name."""
-    now = one
-    with contextlib.suppress(AttributeError, ValueError):  # nothing in it
-        now = member.__get__(one)
-    if now is not value:
-        with contextlib.suppress(AttributeError):  # C code alone may write it
-            member.__set__(one, value)
+        yield from noted_slots(notes, copies, one)
 
 
 def _restore_factories(before: list[tuple[Any, Any]]) -> None:
@@ -398,23 +309,6 @@ def _is_made(module: types.ModuleType) -> bool:
     name = str(getattr(module, "__name__", ""))
     is_found = "__file__" in vars(module) or vars(module).get("__spec__") is not None or "." in name
     return sys.modules.get(name) is not module or (type(module) is types.ModuleType and not is_found)
-
-
-def _of_class(kind: type) -> dict[str, Any]:
-    """What a class has outside its attributes."""
-    return {name: getattr(kind, name) for name in ("__bases__", "__name__", "__qualname__")}
-
-
-def _restore_class(kind: type, own: dict[str, Any], before: dict[str, Any]) -> None:
-    for name, value in own.items():
-        if getattr(kind, name) != value:
-            setattr(kind, name, value)
-    now = dict(vars(kind))
-    for name in now.keys() - before.keys():
-        delattr(kind, name)
-    for name, value in before.items():
-        if now.get(name, before) is not value:
-            setattr(kind, name, value)
 
 
 def _note_library(notes: Notes, module: types.ModuleType) -> None:
