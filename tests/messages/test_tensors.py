@@ -93,6 +93,20 @@ def test_dimensions_from_a_text():
     assert run_in_text("nothing", models) == {}
 
 
+@pytest.mark.parametrize(
+    ("text", "seq"),
+    [
+        ("max_seq_len: int = 192  # 从 256 降到 192", 256),
+        ("- `max_length: 1024` (从 2048 减小到 1024)", 2048),
+        ("set max_seq_length=512 instead of 1024", 1024),
+        ("max_length=512 was fine, 1024 is not", 512),
+        ("max_seq_len: int = 192\n从 256 个样本开始", 192),
+    ],
+)
+def test_a_run_has_the_settings_it_failed_with_not_those_proposed(text, seq):
+    assert run_in_text(text, {}) == {"seq": seq}
+
+
 @pytest.mark.parametrize(("limit", "note"), [(512, "tensor_other_length"), (256, "tensor_unknown_model")])
 def test_a_size_that_fits_a_length_below_the_texts_limit_is_told(limit, note):
     message = render("T6", Numbers(requested=round(1.23 * GIB), total=20 * GIB, allocated=15 * GIB, stuck=3 * GIB))[0]

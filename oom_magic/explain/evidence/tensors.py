@@ -105,14 +105,17 @@ _SHAPES = (
     _Shape("all_parameters", ("parameters",), 0.6),
 )
 _BATCH_IN_TEXT = re.compile(
-    r"(?<!eval_)(?<!total )(?<!global_)batch[ _-]?size(?:_per_gpu| per device)?['\"`]?\s{0,3}[=: ]\s{0,3}(\d{1,5})\b",
+    r"(?<!eval_)(?<!total )(?<!global_)batch[ _-]?size(?:_per_gpu| per device)?['\"`]?(?:: ?int)?\s{0,3}"
+    r"[=: ]\s{0,3}(\d{1,5})\b",
     re.I,
 )
 _SEQ_IN_TEXT = re.compile(
     r"(?<!output_)(?:max_?(?:seq_?)?len(?:gth)?|cutoff_len|seq(?:uence)?[ _-]?len(?:gth)?|block_size)['\"`]?"
-    r"\s{0,3}[=: ]\s{0,3}(\d{1,7})\b",
+    r"(?:: ?int)?\s{0,3}[=: ]\s{0,3}(\d{1,7})\b",
     re.I,
 )
+# What a setting was when the run failed, behind the value that its author proposes or has set since.
+_WAS = re.compile(r"[^\d\n]{0,12}?(?:从|由|原来?[是为]|\bfrom|\bwas|\binstead of) ?(\d{1,7})\b", re.I)
 _MODEL_SETTING = re.compile(
     r"(?<![\w-])(?:--)?(?:base_?)?model(?:[_-]?name)?(?:[_-]or[_-]path|[_-]path|[_-]id)?['\"]?"
     r"(?:\s{0,2}[=:]\s{0,2}| )['\"]?([\w./-]*\d[\w./-]*)"
@@ -204,7 +207,7 @@ def run_in_text(text: str, models: Mapping[str, Dims]) -> dict[str, int | str]:
     for name, pattern in (("batch", _BATCH_IN_TEXT), ("seq", _SEQ_IN_TEXT)):
         match = pattern.search(head)
         if match and int(match.group(1)):  # "batch_size=0" leaves it open
-            run[name] = int(match.group(1))
+            run[name] = int((_WAS.match(head, match.end()) or match).group(1))
     return run
 
 

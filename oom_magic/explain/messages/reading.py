@@ -187,6 +187,9 @@ def _found_of(kind: MessageKind, match: re.Match[str]) -> _Found:
     return _Found(values, len(values) - 3, kind.is_faint, match.start(), match.end())
 
 
+_REST_OF_WORD = re.compile(r"(?:(?<=[a-z])[a-z]{1,20})?", re.I)
+
+
 @dataclass(frozen=True)
 class _Around:
     """A text, and what it tells of each of its messages."""
@@ -220,7 +223,8 @@ def _placed(item: _Found, room: tuple[int, int], around: _Around) -> Failure:
     if values["format"] in _OF_ANY_DEVICE:
         values["backend"] = around.backend or values["backend"]
     values["exception"] = _exception_of(item, room, cleaned)
-    values["text"] = cleaned[item.start : min(item.end, item.start + _MAX_TEXT)]
+    end = _REST_OF_WORD.match(cleaned, item.end).end()  # type: ignore[union-attr]  # it may be empty
+    values["text"] = cleaned[item.start : min(end, item.start + _MAX_TEXT)]
     if values["format"].startswith("told"):
         values["words"] = clause_around(cleaned, item.start, item.end)
     start, end = item.squeezed_span
