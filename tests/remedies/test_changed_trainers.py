@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.own_code.writing import CodeWriter
+from oom_magic.explain.remedies.rehearsal import Variation
+from oom_magic.explain.remedies.remedy_code import RemedyCode
 from oom_magic.predict.session import DrySession
 from oom_magic.predict.what_if import loop_changes as habits
 from oom_magic.predict.what_if.kept_classes import KeptClasses, metrics_of_classes
@@ -193,3 +196,25 @@ def test_a_trainer_keeps_the_classes_in_place_of_the_logits(tmp_path):
     given = np.array([1, 2]), np.array([1, 0])
     assert names["trainer"].compute_metrics(given) == {"accuracy": 0.5}
     assert trainer.preprocess_logits_for_metrics(torch.eye(3), None).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("is_made_there", [False, True])
+def test_a_trainer_is_given_shorter_sequences_by_code(is_made_there, tmp_path):
+    """Of a Trainer only a comment told to tokenize anew. Pasted twice, the batches are as short."""
+    pytest.importorskip("accelerate")
+    rows = [{"input_ids": [1] * 96, "labels": [1] * 96} for _ in range(4)]
+    config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64, n_positions=96)
+    args = transformers.TrainingArguments(str(tmp_path), per_device_train_batch_size=2, report_to=[], max_steps=1)
+    make = "trainer = Trainer(GPT2LMHeadModel(config), args, train_dataset=rows)"
+    known = {"config": config, "args": args, "rows": rows}
+    names = {"Trainer": transformers.Trainer, "GPT2LMHeadModel": transformers.GPT2LMHeadModel, **known}
+    exec(make, names)
+    tree = ast.parse(f"{make}\ntrainer.train()" if is_made_there else "trainer.train()")
+    rehearsal = CellRehearsal(lambda code, seen: exec(compile(code, "<cell>", "exec"), seen), tree, names)
+    rehearsal.begin((), 0)
+    rehearsal.run(Variation(sizes={"seq": 48}))
+    code, _ = RemedyCode(rehearsal, "trainer", None).of("shorter_sequences", {"name": "seq_len", "after": 48})
+    assert code.startswith("# after the line that makes trainer:\n") == is_made_there
+    for _unused in range(2):
+        exec(code, names)
+    assert {tuple(one.shape) for one in names["trainer"].data_collator(rows[:2]).values()} == {(2, 48)}

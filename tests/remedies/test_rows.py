@@ -30,6 +30,15 @@ def names() -> dict[str, Any]:
     def distances(a, b):
         return torch.cdist(a, b).argmin(dim=1)
 
+    def overlap(a, b):
+        common = torch.min(a[:, None], b[None]).sum(-1)
+        return common / (a.sum(1)[:, None] + b.sum(1)[None, :])
+
+    def matched(rows, others, least=0.1):
+        best, index = overlap(rows.abs(), others.abs()).max(dim=1)
+        index[best < least] = -1
+        return best, index
+
     def pairs(unit):
         return unit @ unit.T
 
@@ -45,6 +54,8 @@ def names() -> dict[str, Any]:
         "gaussian": gaussian,
         "y": torch.ones(24, 1),
         "pairs": pairs,
+        "overlap": overlap,
+        "matched": matched,
         "distances": distances,
         "sampled": sampled,
         "print": lambda *_: None,
@@ -57,6 +68,7 @@ def names() -> dict[str, Any]:
     [
         (SEARCHED, ("top", "index")),
         ("nearest = distances(queries, corpus)", ("nearest",)),
+        ("best, at_best = matched(queries, corpus)", ("best", "at_best")),  # in a function of a function
         (
             "with torch.no_grad():\n    a, b = queries, corpus\n    for _ in range(2):\n        a = a * 2\nc = a @ b.T",
             ("c",),

@@ -377,3 +377,18 @@ def test_defaults_of_the_users_classes_are_given_where_the_cell_makes_an_object(
         assert ast.unparse(tree) == code
     assert ast.unparse(tree) == cell
     assert not find_size_parameters(ast.parse("pass"), {"Settings": Settings}, "batch", 64)
+
+
+def test_a_default_of_another_name_is_given_where_the_cell_calls_the_function():
+    """A policy's episodes run in so many environments: nothing there is called a batch, and no code could be written."""
+
+    def run_episode(net, steps=3, envs=64):
+        return torch.stack([net(torch.zeros(envs, 8)).sum(1) for _ in range(steps)])
+
+    names = {"torch": torch, "net": torch.nn.Linear(8, 8), "run_episode": run_episode}
+    cell = "loss = run_episode(net).mean()\nloss.backward()"
+    rehearsal = CellRehearsal(lambda code, seen: exec(compile(code, "<cell>", "exec"), seen), ast.parse(cell), names)
+    rehearsal.begin((), 0)
+    rehearsal.run(Variation(sizes={"batch": 16}))
+    assert rehearsal.own_code("smaller_evaluation", {"after": 16}) == "loss = run_episode(net, envs=16).mean()"
+    assert not find_size_parameters(ast.parse("print(net)"), names, "batch", 64)

@@ -399,7 +399,9 @@ class CellRehearsal:
             return own or self._writer.beside(key, values, self.names)
         parameter = self.parameters.get(what)
         if parameter is None:
-            return ""
+            inputs = () if self._fullest is None else self._fullest.inputs
+            is_second = key == "shorter_sequences" and dimensions_of(inputs)["seq"] == 1
+            return self._writer.shorter_rows(values["after"]) if is_second else ""
         if parameter.rows:
             return self._writer.in_parts(parameter.rows, values["after"], values["accumulation"])
         overridden, more = {parameter: values["after"]}, ""

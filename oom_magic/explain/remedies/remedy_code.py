@@ -22,7 +22,9 @@ class RemedyCode:
         code, language = code_for(key, self._style, {**self._rehearsal.names, **values})
         # Around a teacher in the user's own loss, or in the user's metrics: no argument of the trainer's does it.
         is_users = key == "kept_classes" or (key == "no_grad" and self._rehearsal.runs_frozen)
-        if self._style == "trainer" and not is_users:
+        if self._style == "trainer" and key == "shorter_sequences":
+            code = self._rehearsal.own_code(key, values) or code  # wherever the data is made
+        elif self._style == "trainer" and not is_users:
             code = self._rehearsal.own_arguments(code) or code
         else:
             own = self._rehearsal.own_code(key, values)

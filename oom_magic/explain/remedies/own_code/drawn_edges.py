@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from oom_magic.predict.what_if.loop_changes import EdgesGiven
 
 
-def with_edges_drawn(tree: Code, names: Mapping[str, Any], parts: int, edges: EdgesGiven) -> str:
+def with_edges_drawn(tree: Code, names: Mapping[str, Any], parts: int, edges: EdgesGiven | None) -> str:
     """The statement of a cell or function that calls a graph network, with one edge in ``parts``; "" where it has none,
-    or several."""
+    or several, or is given no ``edges``."""
+    if edges is None:
+        return ""
     made = [
         one for one in ast.walk(ast.parse(ast.unparse(tree))) if isinstance(one, (ast.Assign, ast.Expr, ast.Return))
     ]

@@ -58,6 +58,10 @@ if TYPE_CHECKING:
 
 _DEFINES = ("def ", "class ", "async def ", "@")
 _ADAPTERS = ("lora", "qlora")
+_SHORTER_ROWS = """\
+{trainer}.data_collator = lambda rows, collate={trainer}.data_collator: {{
+    name: value[:, :{after}] if value.dim() > 1 else value
+    for name, value in collate(rows).items()}}"""
 KEEP_CLASSES = """\
 def keep_classes(logits, labels):
     return (logits[0] if isinstance(logits, tuple) else logits).argmax(-1)"""
@@ -203,13 +207,24 @@ class CodeWriter:
                 code = self.rewritten(lambda tree, names: own_code(tree, names, "no_grad", {}))
         return f"{size.target} = {after}\n{code}" if code and size.target else code
 
+    def shorter_rows(self, after: int) -> str:
+        """What cuts the batches of the one Trainer that a name stands for to so many tokens; "" where it is not one."""
+        trainers = {
+            name: one for name, one in self._names.items() if not name.startswith("_") and _is_transformers_trainer(one)
+        }
+        if len(set(map(id, trainers.values()))) != 1:
+            return ""
+        name = next(iter(trainers))
+        code = _SHORTER_ROWS.format(trainer=name, after=after)
+        return placed_after(name, code) if name in bound_in(self._tree) else code
+
     def kept_classes(self) -> str:
         """The metrics of a trainer that a name stands for, and what makes the classes that they then read; "" where
         there is none whose metrics read the classes alone."""
         from oom_magic.predict.what_if.kept_classes import metrics_of_classes  # loads torch
 
         for name, trainer in list(self._names.items()):
-            is_trainer = not name.startswith("_") and hasattr(trainer, "preprocess_logits_for_metrics")
+            is_trainer = not name.startswith("_") and _is_transformers_trainer(trainer)
             metrics = metrics_of_classes(trainer) if is_trainer else None
             if metrics is not None:
                 lines = [
@@ -285,6 +300,10 @@ class CodeWriter:
                 is_whole = is_notebooks or len(training_loops(tree)) != 1
                 return "\n".join(shown(tree, ())) if is_whole else loop_of(tree)
         return ""
+
+
+def _is_transformers_trainer(value: Any) -> bool:
+    return hasattr(value, "preprocess_logits_for_metrics")
 
 
 def accumulated_in_words(number: int) -> str:

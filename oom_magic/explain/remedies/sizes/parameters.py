@@ -307,18 +307,19 @@ def _variables(
 def _defaults(
     tree: ast.Module, names: Mapping[str, Any], pattern: re.Pattern[str], value: int
 ) -> Iterator[SizeParameter]:
-    """Default arguments of the user's functions and classes, overridden in the cell's calls by name."""
+    """Default arguments of the user's functions and classes, overridden in the cell's calls; others by name."""
     for name, made in names.items():
         function = made.__init__ if inspect.isclass(made) and _is_users(made) else made
         if not inspect.isfunction(function) or not function.__defaults__:
             continue
         parameters = [p.name for p in inspect.signature(function).parameters.values() if p.default is not p.empty]
         for position, (parameter, default) in enumerate(zip(parameters, function.__defaults__, strict=False)):
-            if type(default) is int and default == value and pattern.search(parameter):
-                calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and ast.unparse(one.func) == name]
+            calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and ast.unparse(one.func) == name]
+            is_named = bool(pattern.search(parameter))
+            is_possible = calls or (is_named and function is made)  # objects of earlier cells have their own
+            if type(default) is int and default == value and is_possible:
                 override = override_in_calls(calls, parameter) if calls else override_default(function, position)
-                if calls or function is made:  # objects of earlier cells have their own
-                    yield SizeParameter(parameter, True, override)
+                yield SizeParameter(parameter, is_named, override)
 
 
 def _given(tree: ast.Module, names: Mapping[str, Any], pattern: re.Pattern[str], value: int) -> Iterator[SizeParameter]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 
 from oom_magic.explain.remedies.own_code.rows.pairs import AT, met_by_all
 from oom_magic.explain.syntax import bound_in, names_in
 
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 # What mixes rows, unless it is told another dimension; the place of that argument.
 _ALONG = {
     **dict.fromkeys(
@@ -33,12 +34,14 @@ _NUMBER_OF_ROWS = re.compile(
 _SHAPING = frozenset({"view", "reshape", "permute", "transpose"})
 
 
-def stay_apart(codes: Iterable[tuple[ast.AST, Set[str]]]) -> bool:
-    """Whether code computes each row by itself, of pairs of code and the names there of what has the rows."""
-    nodes = ((node, derived) for code, derived in codes for node in ast.walk(code))
-    return all(
-        not _meets(node, derived) and (keeps_rows(node) or _is_same_for_all(node, derived)) for node, derived in nodes
-    )
+def stay_apart(code: ast.AST, derived: Set[str], called: Sequence[_Function]) -> bool:
+    """Whether code computes each row by itself, with the functions that are ``called``, callers first; ``derived`` are
+    the names in the code of what has the rows."""
+    codes = {code: derived}
+    for one in called:
+        codes[one] = derived_from(one, _given_to(codes, one))
+    nodes = ((node, known) for one, known in codes.items() for node in ast.walk(one))
+    return all(not _meets(node, known) and (keeps_rows(node) or _is_same_for_all(node, known)) for node, known in nodes)
 
 
 def _is_same_for_all(call: ast.AST, derived: Set[str]) -> bool:
@@ -46,15 +49,16 @@ def _is_same_for_all(call: ast.AST, derived: Set[str]) -> bool:
     return derived.isdisjoint(names_in(call)) and ast.unparse(vars(call)["func"]).rpartition(".")[2] not in _MIXING
 
 
-def given_to(caller: ast.AST, function: ast.FunctionDef | ast.AsyncFunctionDef, derived: Collection[str]) -> set[str]:
-    """The arguments for which calls of a function pass what is ``derived``; all where it is not called there."""
+def _given_to(callers: Mapping[ast.AST, Set[str]], function: _Function) -> set[str]:
+    """The arguments for which calls of a function pass what is derived there; all where it is called nowhere."""
     names = [one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)]
-    calls = [one for one in ast.walk(caller) if isinstance(one, ast.Call)]
-    calls = [one for one in calls if ast.unparse(one.func).rpartition(".")[2] == function.name]
+    nodes = ((node, derived) for caller, derived in callers.items() for node in ast.walk(caller))
+    calls = [(node, derived) for node, derived in nodes if isinstance(node, ast.Call)]
+    calls = [pair for pair in calls if ast.unparse(pair[0].func).rpartition(".")[2] == function.name]
     own = names[1:] if names[:1] == ["self"] else names
-    given = [pair for call in calls for pair in zip(own, call.args, strict=False)]
-    given += [(one.arg or "", one.value) for call in calls for one in call.keywords]
-    return {name for name, one in given if not set(derived).isdisjoint(names_in(one))} if calls else set(names)
+    given = [(*pair, derived) for call, derived in calls for pair in zip(own, call.args, strict=False)]
+    given += [(one.arg or "", one.value, derived) for call, derived in calls for one in call.keywords]
+    return {name for name, one, derived in given if not derived.isdisjoint(names_in(one))} if calls else set(names)
 
 
 def derived_from(code: ast.AST, first: Collection[str]) -> set[str]:

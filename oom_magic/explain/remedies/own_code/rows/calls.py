@@ -14,7 +14,7 @@ from typing import Any
 
 from oom_magic.explain.live.called import NOTHING, called_in, object_of
 from oom_magic.explain.remedies.own_code.loops import copied, is_module
-from oom_magic.explain.remedies.own_code.rows.apart import derived_from, given_to, keeps_rows, stay_apart
+from oom_magic.explain.remedies.own_code.rows.apart import keeps_rows, stay_apart
 from oom_magic.explain.remedies.own_code.rows.pairs import AT
 from oom_magic.explain.syntax import names_in
 
@@ -135,9 +135,8 @@ def _is_of_rows(call: ast.Call, names: Mapping[str, Any]) -> bool:
         return False
     called = [one for one in called_in(call, names) if not is_module(one.owner)]
     runs = ((node, one.names) for one in called for node in ast.walk(one.definition) if isinstance(node, ast.Call))
-    given = set(names_in(call))
-    codes = ((one.definition, derived_from(one.definition, given_to(call, one.definition, given))) for one in called)
-    return any(_calls_model(node, seen) for node, seen in runs) and stay_apart(codes)
+    are_apart = stay_apart(call, set(names_in(call)), [one.definition for one in called])
+    return are_apart and any(_calls_model(node, seen) for node, seen in runs)
 
 
 def _calls_model(call: ast.Call, names: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from oom_magic.explain.live.called import called_in
 from oom_magic.explain.remedies.own_code.loops import copied
-from oom_magic.explain.remedies.own_code.rows.apart import derived_from, given_to, keeps_rows, stay_apart
+from oom_magic.explain.remedies.own_code.rows.apart import derived_from, keeps_rows, stay_apart
 from oom_magic.explain.remedies.own_code.rows.pairs import Parted, is_in_place, loop_over, parted
 from oom_magic.explain.syntax import bound_in, is_stored, names_in, read_before_bound, read_in
 
@@ -131,8 +131,7 @@ def _of_part(block: Sequence[ast.stmt], names: Mapping[str, Any], rows: str) -> 
         found = parted(made.body, derived_from(made, {rows}), lambda node: not keeps_rows(node), met)
         inside = ast.Module(list(found.part), [])
         derived = derived_from(inside, {f"{name}_part" for name in found.split})
-        codes = [(inside, derived), *((one, derived_from(one, given_to(inside, one, derived))) for one in called)]
-        if found.split and stay_apart(codes):
+        if found.split and stay_apart(inside, derived, called):
             return found
     return None
 
