@@ -102,7 +102,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 def test_halves_are_transformed_back_where_the_real_numbers_are_a_power_of_two() -> None:
-    om.dry_run(lambda: torch.fft.irfft(torch.fft.rfft(of(64, dtype=HALF))))
+    def program() -> None:
+        back = torch.fft.irfft(torch.fft.rfft(of(64, dtype=HALF)))
+        assert (back.shape, back.dtype, back.is_cuda) == ((64,), HALF, True)
+
+    assert om.dry_run(program).peak_allocated_bytes >= 2 * 64 * 2
 
 
 @pytest.mark.sampled(8)
