@@ -43,7 +43,7 @@ def test_every_key_that_the_code_can_ask_for_exists():
     keys |= set(re.findall(r'"(budget_\w+|tensor_\w+)"', (PACKAGE / "evidence" / "budget.py").read_text()))
     keys |= {
         *literal_keys(PACKAGE / "evidence" / "causes.py"),
-        *literal_keys(PACKAGE / "evidence" / "number_rules.py"),
+        *literal_keys(PACKAGE / "evidence" / "rules" / "numbers.py"),
     }
     assert keys - set(SENTENCES) == set()
 

@@ -26,9 +26,9 @@ from oom_magic.explain.evidence.clues.environment import ONE_MEMORY
 from oom_magic.explain.evidence.clues.programs import Program
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
 from oom_magic.explain.evidence.grounds import grounded, shows_only_loading
-from oom_magic.explain.evidence.log_rules import SHRINKING
 from oom_magic.explain.evidence.measured.precedents import features_of, precedents
-from oom_magic.explain.evidence.number_rules import (
+from oom_magic.explain.evidence.rules.logs import SHRINKING
+from oom_magic.explain.evidence.rules.numbers import (
     MIN_OTHERS_SHARE,
     OF_WHAT_IT_HOLDS,
     are_light,
@@ -39,8 +39,8 @@ from oom_magic.explain.evidence.number_rules import (
     others_bytes,
     overflow_rules,
 )
-from oom_magic.explain.evidence.situation_rules import situation_rules
-from oom_magic.explain.evidence.text_rules import named_tensor, text_rules
+from oom_magic.explain.evidence.rules.situations import situation_rules
+from oom_magic.explain.evidence.rules.texts import named_tensor, text_rules
 from oom_magic.explain.messages.failure import Failure
 
 # A cause is named if its degree is at least this; below it the answer is "unknown".

@@ -1,6 +1,6 @@
 """What a text's author says about the failure in prose, in English or Chinese, as keys.
 
-``text_rules`` and ``situation_rules`` weigh each key.
+``evidence.rules`` weighs each key.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from oom_magic.explain.evidence.causes import HOST_CAUSES, INPUT_CAUSES, Cause
 from oom_magic.explain.evidence.clues.programs import PROGRAMS_BY_KEY, Program
-from oom_magic.explain.evidence.number_rules import unlisted_bytes
+from oom_magic.explain.evidence.rules.numbers import unlisted_bytes
 from oom_magic.explain.evidence.tensors import NO_LANGUAGE_MODEL
 from oom_magic.explain.remedies.from_text.kind_of_run import (
     has_ranks,

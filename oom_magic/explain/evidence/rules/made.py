@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
 from oom_magic.explain.evidence.checks import SERVERS
 from oom_magic.explain.evidence.clues.traceback import Clues
-from oom_magic.explain.evidence.number_rules import card_of
+from oom_magic.explain.evidence.rules.numbers import card_of
 
 MOST_OF_A_CARD = 0.85
 

@@ -11,10 +11,10 @@ from oom_magic.explain.evidence.clues.environment import ONE_MEMORY
 from oom_magic.explain.evidence.clues.magnitudes import Weights
 from oom_magic.explain.evidence.clues.programs import ProgramUse
 from oom_magic.explain.evidence.clues.traceback import Clues
-from oom_magic.explain.evidence.log_rules import reserved
-from oom_magic.explain.evidence.made_rules import MOST_OF_A_CARD, trains, what_was_made
-from oom_magic.explain.evidence.number_rules import are_light, as_written, card_of, is_held_by_others
-from oom_magic.explain.evidence.text_rules import computes_plainly, largest_late
+from oom_magic.explain.evidence.rules.logs import reserved
+from oom_magic.explain.evidence.rules.made import MOST_OF_A_CARD, trains, what_was_made
+from oom_magic.explain.evidence.rules.numbers import are_light, as_written, card_of, is_held_by_others
+from oom_magic.explain.evidence.rules.texts import computes_plainly, largest_late
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.units import GIB
 

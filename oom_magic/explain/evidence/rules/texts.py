@@ -10,8 +10,9 @@ from oom_magic.explain.evidence.causes import Cause, Evidence, Support
 from oom_magic.explain.evidence.clues.author_setting import words
 from oom_magic.explain.evidence.clues.magnitudes import picture_positions
 from oom_magic.explain.evidence.clues.traceback import Clues
-from oom_magic.explain.evidence.log_rules import FULL_SHARE, SMALL_FIRST_REQUEST, log_rules
-from oom_magic.explain.evidence.number_rules import NAMELESS_REQUESTS, OWN_SHARE, TENSOR_CAUSES
+from oom_magic.explain.evidence.rules.logs import FULL_SHARE, SMALL_FIRST_REQUEST, log_rules
+from oom_magic.explain.evidence.rules.numbers import NAMELESS_REQUESTS, OWN_SHARE, TENSOR_CAUSES
+from oom_magic.explain.evidence.rules.set_up import set_up_rules
 from oom_magic.explain.messages.failure import Failure, rounding_bytes
 from oom_magic.units import GIB, MIB
 
@@ -40,14 +41,8 @@ _GATHERS = re.compile(
 )
 _OF_AN_EVALUATION = words(r"\beval\w*|\bvalid\w*|\btest(?:s|ing)?\b|\bpredict\w*|验证|评估|测试|预测")
 _OF_DATA = ("rapids", "thrust", "cupy", "numba")
-_CHECKPOINT_LOAD = re.compile(
-    r"_cuda_deserialize|restore_location|persistent_load|\b(?:torch|th)\.load\(|load_from_checkpoint|load_checkpoint\("
-)
 _SETTLED_SO = re.compile(
     r"\b(?:turning|turned|switching|switched) (?:it |this )?off\b[^.]{0,80}\b(?:fixed|solved)\b", re.I
-)
-_COPIES_WEIGHTS = re.compile(
-    r"\.clone\(\)[^\n]{0,20} for \w+ in (?:self\.)?\w*param|\bdeepcopy\((?:self\.)?\w*(?:model|net|policy|actor)\w*\)"
 )
 _SERVING = ("vllm", "sglang", "server")
 _LARGE_OF_A_SERVER = 0.2
@@ -76,21 +71,10 @@ _TRANSCRIBER_LOADS = re.compile(r"transcribe\.py\"?, line \d+, in (?:__)?init|lo
 # Today's models were not made for such cards.
 _SMALL_CARD = 4 * GIB
 _OWN_SHARE_OF_SMALL = 0.5  # the CUDA context takes a good part of the rest
-# Where a process first touches a device: the driver's context, PyTorch's and Torch's initialization.
-_NO_CONTEXT = re.compile(
-    r"cuCtxCreate|cuDevicePrimaryCtxRetain|THCGeneral\.c|in _lazy_init\b|_cuda_init\(|cudaSetDevice\("
-)
-_MOVED = re.compile(r"in _apply\b")
-# DeepSpeed makes the states of Adam when it is set up, in 32 bits; programs of Flax before the first step.
-_OPTIMIZER_SET_UP = re.compile(
-    r"initialize_optimizer_states|_configure_zero_optimizer|_create_fp32_partitions"
-    r"|\b(?:init|create)\w*_train_state\(|\bTrainState\.create\("
-)
 _ONE_PIECE = 8 * GIB
 _OF_LATER = {"after_while", "rises_once", "loads", "saves", "merges"}  # which says more of what failed
 # Programs that keep a part of the weights in page-locked RAM, and say so.
 _OFFLOADS = re.compile(r"loaded partially|MB offloaded|Attempting to release mmap|pin_shared_memory.{1,4}True")
-_OPENED = re.compile(r"^(?:/dev/nvidia\d{1,2}:)?[ \t]{1,40}\S{1,40}[ \t]{1,20}\d{1,9} F\.{2,4}m?\s", re.M)  # fuser -v
 # Where data are made ready, before a step runs.
 _DATA_FILE = re.compile(
     r"(?:data_?(?:set|loader|module)?s?|cameras?|camera_utils|scene|load_\w+|\w+_(?:dataset|loader))(?:\.py|[/\\]__init__\.py)$"
@@ -116,9 +100,7 @@ def text_rules(failure: Failure | None, clues: Clues, text: str) -> Iterator[Sup
     yield from log_rules(failure, text, fills=fills)
     yield from _run(failure, clues)
     yield from _differences(failure, clues)
-    yield from _checkpoint(clues)
-    yield from _host(failure, clues)
-    yield from _at_start(failure, clues, text)
+    yield from set_up_rules(failure, clues, text)
     yield from _filled(failure, clues)
 
 
@@ -378,65 +360,6 @@ def _others_told(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.2, Evidence("told_left_over"))
         if not clues.faults:
             yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.4)  # what a process kept ends with it
-
-
-def _at_start(failure: Failure | None, clues: Clues, text: str) -> Iterator[Support]:
-    """A process that cannot create a context has allocated nothing yet, so something else fills the device.
-
-    A model that is moved to it is often the first to touch it: PyTorch's own allocator would have printed sizes.
-    """
-    if failure is not None and failure.pytorch_bytes is None and failure.backend == "cuda":
-        is_moved = failure.format == "cuda_error_oom" and clues.phase == "loading" and _MOVED.search(clues.trace)
-        if _NO_CONTEXT.search(text):
-            yield Support(Cause.OTHER_PROCESS, 0.6, Evidence("no_context"))
-        elif is_moved and clues.program is None and not clues.weights_bytes:
-            weight = 0.5 if "device_idle" in clues.run.told else 0.75
-            yield Support(Cause.OTHER_PROCESS, weight, Evidence("moved_without_sizes"))
-            yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)
-    if len(_OPENED.findall(text)) > 1:
-        yield Support(Cause.OTHER_PROCESS, 0.6, Evidence("device_is_open"))
-
-
-def _checkpoint(clues: Clues) -> Iterator[Support]:
-    """A checkpoint is loaded to where it was saved: every rank puts it on GPU 0, beside the model."""
-    told = clues.run.told
-    loads = bool(_CHECKPOINT_LOAD.search(clues.trace))
-    if _COPIES_WEIGHTS.search(clues.code):
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.7, Evidence("code_copies_weights"))
-        yield Support(Cause.ACTIVATIONS, -0.4)
-    if loads:
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.45, Evidence("checkpoint_to_gpu"))
-    elif "loads_checkpoint" in told:
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.4, Evidence("told_checkpoint_to_gpu"))
-    if _OPTIMIZER_SET_UP.search(clues.trace):
-        yield Support(Cause.OPTIMIZER_STATE, 0.7, Evidence("optimizer_set_up"))
-        yield Support(Cause.WEIGHTS_TOO_BIG, -0.3)
-    infers = clues.program is not None and not clues.program.program.trains
-    if {"many_ranks", "crowds_one_device"} <= told and not infers:
-        gathers = "gathers_outputs" in told
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence(f"one_device_{'gathers' if gathers else 'holds_more'}"))
-        yield Support(Cause.OTHER_PROCESS, -0.5)
-    elif "resumes" in told and ("many_ranks" in told or "shares_device" in told):
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("ranks_load_to_one"))
-    elif "resumes" in told and "frees_at_end" not in told and clues.phase not in ("loading",) and not loads:
-        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("checkpoint_kept"))
-
-
-def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
-    """Memory of the host that looks like the GPU's: pinned, or behind WSL."""
-    if failure is None or failure.pytorch_bytes is not None or failure.backend not in ("cuda", "cpu"):
-        return
-    if clues.program is not None and not clues.program.program.is_torch:
-        return
-    on_wsl, pins = "WSL" in clues.systems, "pins" in clues.run.told
-    if failure.format not in ("cuda_error_oom", "cuda_driver_call", "cuda_driver_error", "pinned_memory", "short"):
-        return
-    if on_wsl and pins:
-        yield Support(Cause.HOST_RAM, 0.85, Evidence("pinned_under_wsl"))
-    elif pins:
-        yield Support(Cause.HOST_RAM, 0.45, Evidence("pinned_memory_used"))
-    elif on_wsl:
-        yield Support(Cause.HOST_RAM, 0.5, Evidence("wsl_pins_little"))
 
 
 def _is_filled_by_own(failure: Failure) -> bool:

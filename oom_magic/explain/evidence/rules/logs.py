@@ -48,9 +48,8 @@ _BUFFER_LIMIT = re.compile(
     r"|\b(?:beyond|exceed\w*|above|larger than|over) (?:the )?max(?:imum)? (?:allowed )?buffer size", re.I,
 )  # fmt: skip
 # Marian reserves its workspace at its start, in one piece (marian-dev, src/tensors/device.h).
-_WORKSPACE = re.compile(r"\[memory\] (?:Extending reserved space to|Reserving) (\d{2,6}) MB")
 _WORKSPACE_REFUSED = re.compile(
-    r"(?:Extending reserved space to|Reserving) \d{2,6} MB[^\n]{0,80}\n[^\n]{0,80}Error: CUDA"
+    r"\[memory\] (?:Extending reserved space to|Reserving) (\d{2,6}) MB[^\n]{0,80}\n[^\n]{0,80}Error: CUDA"
 )
 # Isaac Gym, Isaac Sim and Isaac Lab: the sizes of PhysX' buffers on the GPU are settings (PxgDynamicsMemoryConfig).
 _PHYSX = re.compile(
@@ -151,11 +150,11 @@ def _in_logs(text: str) -> Iterator[Support]:
 
 def _at_start(failure: Failure | None, text: str) -> Iterator[Support]:
     """What programs reserve at their start, and what they hold before a device has a part in it."""
-    if _WORKSPACE_REFUSED.search(text) and (size := _WORKSPACE.search(text)):
-        yield Support(
-            Cause.MEMORY_FRACTION_LIMIT, 0.6, Evidence("marian_workspace", {"requested_bytes": int(size[1]) * MIB})
-        )
-        yield Support(Cause.OTHER_PROCESS, 0.2, Evidence("marian_workspace", {"requested_bytes": int(size[1]) * MIB}))
+    refused = _WORKSPACE_REFUSED.search(text)
+    if refused is not None:
+        workspace = Evidence("marian_workspace", {"requested_bytes": int(refused[1]) * MIB})
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.6, workspace)
+        yield Support(Cause.OTHER_PROCESS, 0.2, workspace)
     if _PHYSX.search(text):
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.3, Evidence("physx_buffers"))
     if _RESERVES_ADDRESSES.search(text):
