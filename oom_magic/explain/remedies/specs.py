@@ -29,6 +29,12 @@ _OF_COMPARED = ("smaller_batch", 58, "accumulation")  # it changes what is learn
 _EVERY = ("parameter", "gradient", "optimizer_state", "activation")
 _WEIGHTS = ("parameter",)
 _STATE = ("optimizer_state",)
+# What a change costs with the library that it comes with, and while that is still to be installed; which library it is
+# by the style of the loop ("": of any other).
+_COSTS_WITH: Mapping[str, tuple[int, int, Mapping[str, str]]] = {
+    "chunked_loss": (25, 46, {"trainer": "liger_kernel"}),
+    "offload_optimizer": (50, 66, {"trainer": "deepspeed", "": "torchao"}),
+}
 _OF_A_GRAPH = frozenset(
     {"no_grad", "released_gradients", "dropped_outputs", "chunked_loss", "checkpointing", "compile", "compile_blocks"}
 )
@@ -132,8 +138,9 @@ def _of_model(dtype: str, style: str) -> Iterator[RemedySpec]:
     precision = {"precision": f"amp-{dtype}"}
     mixed = partial(models.MixedPrecision, dtype, with_loss=style == "plain")  # as the code to paste has it
     yield _made("mixed_precision", 20, "faster", STEP, mixed, precision, {"dtype": dtype}, "precision")
-    cost = _cost_with("liger_kernel", 25, 46) if style == "trainer" else 25
-    yield _made("chunked_loss", cost, "same", STEP, models.ChunkedLoss, {"loss": "chunked"}, slot="loss")
+    yield _made(
+        "chunked_loss", _cost("chunked_loss", style), "same", STEP, models.ChunkedLoss, {"loss": "chunked"}, slot="loss"
+    )
     fields = {"activation_checkpointing": True}
     yield _made("checkpointing", 40, "checkpointing", ("activation",), models.ActivationCheckpointing, fields)
 
@@ -171,8 +178,9 @@ def _of_optimizer(style: str) -> Iterator[RemedySpec]:
     alone = partial(of_optimizer, combines=False)
     yield of_optimizer("foreach", 15, "optimizer_loop", (), foreach, slow)
     yield of_optimizer("optimizer_8bit", 45, "same", _STATE, optimizers.eight_bit_adamw, eight_bit)
-    cost = _cost_with("deepspeed" if style == "trainer" else "torchao", 50, 66)
-    yield of_optimizer("offload_optimizer", cost, "offload", _STATE, optimizers.offloaded_optimizer)
+    yield of_optimizer(
+        "offload_optimizer", _cost("offload_optimizer", style), "offload", _STATE, optimizers.offloaded_optimizer
+    )
     yield alone("adafactor", 65, "same", _STATE, optimizers.adafactor, {"optimizer": "adafactor"})
     yield alone("sgd", 80, "same", _STATE, optimizers.sgd, {"optimizer": "sgd"})
 
@@ -241,10 +249,12 @@ def _made(
     return RemedySpec(key, cost, speed, against, variation, values or {}, slot or key, reason, combines)
 
 
-def _cost_with(library: str, installed: int, missing: int) -> int:
-    """The cost of a change that comes with a library: where that is still to be installed, what runs as it stands is
-    advised first."""
-    return missing if find_spec(library) is None else installed
+def _cost(key: str, style: str) -> int:
+    """The cost of a change that may come with a library: where that is still to be installed, what runs as it stands
+    is advised first."""
+    installed, missing, libraries = _COSTS_WITH[key]
+    library = libraries.get(style, libraries.get(""))
+    return missing if library is not None and find_spec(library) is None else installed
 
 
 def mends_growth(candidate: RemedySpec) -> bool:
