@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence
 from oom_magic.explain.evidence.measured.calibration import calibration
 from oom_magic.explain.explainer import explain
-from tests.support.folders import DATA
+from tests.support.told import as_shown
 
 _BUS = "DataLoader worker (pid 7) is killed by signal: Bus error. Please try to raise your shared memory limit."
-
-
-def _shown(text):
-    return " ".join(str(explain(text, fast=True, lang="en")).split())
-
-
-def test_the_table_is_counted_from_first_sight():
-    spec = importlib.util.spec_from_file_location("record_calibration", DATA / "record_calibration.py")
-    assert spec is not None
-    assert spec.loader is not None
-    record = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(record)
-    assert record.TABLE.read_text(encoding="utf-8") == record.counted()
 
 
 def test_the_best_ground_counts_and_words_that_were_seldom_read_say_less():
@@ -48,11 +33,11 @@ def test_the_best_ground_counts_and_words_that_were_seldom_read_say_less():
 def test_what_is_not_sure_is_told_with_its_rivals(text, others):
     diagnosis = explain(text, fast=True, lang="en")
     assert diagnosis.confidence in (Confidence.POSSIBLE, Confidence.OPEN)
-    assert [one for one in others if one not in _shown(text)] == []
+    assert [one for one in others if one not in as_shown(text)] == []
 
 
 def test_a_device_that_its_message_names_is_not_ram():
-    said = _shown("my notebook has 16 GB of RAM. I resize 6000 x 4000 images: RuntimeError: CUDA out of memory")
+    said = as_shown("my notebook has 16 GB of RAM. I resize 6000 x 4000 images: RuntimeError: CUDA out of memory")
     assert "RAM, not GPU memory" not in said
 
 
@@ -60,7 +45,7 @@ def test_what_was_tried_in_vain_makes_a_message_s_guess_only_possible():
     assert explain(_BUS, fast=True).confidence is Confidence.LIKELY
     told = f"I set num_workers to 0 and the shared memory is 64g, still the same error: {_BUS}"
     assert explain(told, fast=True).confidence is Confidence.POSSIBLE
-    assert "--shm-size" not in _shown(told)
+    assert "--shm-size" not in as_shown(told)
 
 
 @pytest.mark.parametrize(
@@ -76,11 +61,11 @@ def test_what_was_tried_in_vain_makes_a_message_s_guess_only_possible():
 )  # fmt: skip
 def test_what_an_author_names_as_being_made_is_the_cause(text, cause, words):
     assert explain(text, fast=True).cause is cause
-    assert words in _shown(text)
+    assert words in as_shown(text)
 
 
 def test_a_model_that_was_loaded_did_not_fail_to_load():
-    said = _shown(
+    said = as_shown(
         'ollama: msg="llama runner started in 6.54 seconds"\nCUDA error: out of memory\n'
         "  ggml_cuda_device_malloc(&ptr, look_ahead_size, device)"
     )
@@ -89,7 +74,7 @@ def test_a_model_that_was_loaded_did_not_fail_to_load():
 
 
 def test_a_decoder_in_tiles_is_not_told_to_use_tiles():
-    said = _shown("ComfyUI, node VAEDecodeTiled: torch.OutOfMemoryError: Allocation on device")
+    said = as_shown("ComfyUI, node VAEDecodeTiled: torch.OutOfMemoryError: Allocation on device")
     assert "VAE Decode (Tiled)" not in said
 
 
@@ -112,13 +97,13 @@ def test_a_decoder_in_tiles_is_not_told_to_use_tiles():
     ],
 )  # fmt: skip
 def test_what_no_text_says_is_not_read_into_it(text, words):
-    assert words not in _shown(text)
+    assert words not in as_shown(text)
 
 
 def test_a_size_that_overflowed_is_no_full_device():
     diagnosis = explain("RuntimeError: Storage size calculation overflowed with sizes=[-2139761793]", fast=True)
     assert (diagnosis.cause, diagnosis.is_oom) == (Cause.NOT_OOM, False)
-    assert "wrong number in the program" in _shown("Trying to create tensor with negative dimension -5: [-5]")
+    assert "wrong number in the program" in as_shown("Trying to create tensor with negative dimension -5: [-5]")
 
 
 def test_the_gigabytes_of_a_mac_are_told_as_what_they_are():
@@ -126,7 +111,7 @@ def test_the_gigabytes_of_a_mac_are_told_as_what_they_are():
         "RuntimeError: MPS backend out of memory (MPS allocated: 5.56 GB, other allocations: 1.10 GB, max allowed: 6.80"
         " GB). Tried to allocate 768.00 MB on private pool."
     )
-    assert "the same numbers as GiB and MiB here" in _shown(message)
+    assert "the same numbers as GiB and MiB here" in as_shown(message)
 
 
 @pytest.mark.parametrize(
@@ -232,6 +217,6 @@ def test_the_gigabytes_of_a_mac_are_told_as_what_they_are():
     ],
 )  # fmt: skip
 def test_the_author_s_own_account_is_not_contradicted(text, said, not_said):
-    shown = _shown(text)
+    shown = as_shown(text)
     assert said in shown
     assert not not_said or not_said not in shown

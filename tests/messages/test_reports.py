@@ -6,7 +6,6 @@ reports had been collected and was scored only when the rules were done (see REA
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.causes import Confidence
 from oom_magic.explain.explainer import explain
 from tests.support.folders import DATA
+from tests.support.told import record
 
 ROWS = [json.loads(line) for line in (DATA / "reports.jsonl").read_text().splitlines()]
 # Found when the rules were done, scored at once, and only then learned from; the scores of the blind rounds at first
@@ -82,12 +82,9 @@ def test_the_halves(half):
     assert found.false <= 0.05
 
 
-@pytest.mark.slow
-def test_precedents_are_counted_from_the_reports():
-    path = DATA / "record_precedents.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    record = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(record)
-    assert record.TABLE.read_text(encoding="utf-8") == record.counted()
+@pytest.mark.parametrize(
+    "name", ["record_calibration", "record_contradicted", pytest.param("record_precedents", marks=pytest.mark.slow)]
+)
+def test_a_table_is_counted_from_its_reports(name):
+    counts = record(name)
+    assert counts.TABLE.read_text(encoding="utf-8") == counts.counted()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -14,20 +13,7 @@ from oom_magic.explain.evidence.measured.contradicted import is_proven, is_sure_
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.remedies.from_text.telling import has_condition
 from oom_magic.explain.sentences.catalogue import SENTENCES
-from tests.support.folders import DATA
-
-
-def _shown(text):
-    return " ".join(str(explain(text, fast=True, lang="en")).split())
-
-
-def test_the_table_is_counted_from_first_sight():
-    spec = importlib.util.spec_from_file_location("record_contradicted", DATA / "record_contradicted.py")
-    assert spec is not None
-    assert spec.loader is not None
-    record = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(record)
-    assert record.TABLE.read_text(encoding="utf-8") == record.counted()
+from tests.support.told import as_shown
 
 
 def test_every_cause_that_like_reports_suggest_can_be_told():
@@ -77,7 +63,7 @@ def test_words_make_a_cause_only_possible(text, cause):
 
 
 def test_what_the_text_says_is_missing_is_told_plainly():
-    shown = _shown("The Inferer does not properly use torch.no_grad(), so that inference takes much more GPU memory")
+    shown = as_shown("The Inferer does not properly use torch.no_grad(), so that inference takes much more GPU memory")
     assert "Evaluate under torch.no_grad()" in shown
     assert "First find out" not in shown
 
@@ -96,7 +82,7 @@ def test_what_the_text_says_is_missing_is_told_plainly():
     ],
 )  # fmt: skip
 def test_what_is_no_size_and_no_proposal(text, not_said):
-    assert not_said not in _shown(text)
+    assert not_said not in as_shown(text)
 
 
 def test_a_limitation_of_cuda_memory_is_a_device_that_is_full():
@@ -104,7 +90,7 @@ def test_a_limitation_of_cuda_memory_is_a_device_that_is_full():
 
 
 def test_behind_a_check_no_further_changes_are_told_that_nothing_supports():
-    shown = _shown("running into oom finetuning using lora on llama 2 70b on 8*a-100 (80gb)")
+    shown = as_shown("running into oom finetuning using lora on llama 2 70b on 8*a-100 (80gb)")
     assert "First find out" in shown
     assert "What to change if that is it" not in shown
 
@@ -126,11 +112,11 @@ def test_sentences_with_a_condition_are_found():
     ],
 )  # fmt: skip
 def test_a_change_without_a_record_comes_behind_the_check(text):
-    assert "What to change:" not in _shown(text).split("Evidence")[0]
+    assert "What to change:" not in as_shown(text).split("Evidence")[0]
 
 
 def test_what_the_author_has_seen_help_is_told_plainly():
-    shown = _shown("CUDA out of memory in training with batch_size=13. It works if I reduce batch_size")
+    shown = as_shown("CUDA out of memory in training with batch_size=13. It works if I reduce batch_size")
     assert "First find out" not in shown
 
 
@@ -160,7 +146,7 @@ def test_what_the_author_has_seen_help_is_told_plainly():
 def test_what_programs_reserve_at_their_start(text, cause, said):
     diagnosis = explain(text, fast=True, lang="en")
     assert diagnosis.cause is cause
-    assert said in _shown(text)
+    assert said in as_shown(text)
 
 
 def test_a_cause_named_first_is_the_answer_even_if_it_is_open():
@@ -192,7 +178,7 @@ def test_a_cause_named_first_is_the_answer_even_if_it_is_open():
     ],
 )  # fmt: skip
 def test_what_the_text_excludes_is_not_said(text, said, not_said):
-    shown = _shown(text)
+    shown = as_shown(text)
     assert said in shown
     assert not_said not in shown
 
@@ -232,11 +218,11 @@ def test_what_authors_say_of_the_course_of_memory(text, cause):
 
 
 def test_the_size_of_a_model_s_file_is_not_the_card_s():
-    assert "the card has 16 GB" not in _shown("CUDA out of memory on 16GB models, wizardlm-13b, RX 7900 XTX 24GB")
+    assert "the card has 16 GB" not in as_shown("CUDA out of memory on 16GB models, wizardlm-13b, RX 7900 XTX 24GB")
 
 
 def test_no_condition_is_said_twice():
-    assert "If so: If " not in _shown(
+    assert "If so: If " not in as_shown(
         "PyKEEN on a large graph of 85m entities, OOM in training, I reduced the batch size"
     )
 
@@ -257,13 +243,13 @@ def test_a_device_that_is_full_is_found_in_what_programs_print_of_the_driver(mes
 
 
 def test_powers_of_two_are_bytes_and_no_picture():
-    assert "1024*1024*1024" not in _shown(
+    assert "1024*1024*1024" not in as_shown(
         "a video is rendered, CUDA out of memory. padded_size = (size_t)1*1024*1024*1024;"
     )
 
 
 def test_an_evaluation_that_fails_beside_its_training_is_compared_with_it_first():
-    shown = _shown(
+    shown = as_shown(
         "CUDA out of memory in validation. While I train one model the GPU takes 19 of 24 GB, in validation more"
     )
     assert "What to try: Compare the inputs of the evaluation" in shown
@@ -301,8 +287,8 @@ def test_a_driver_that_does_not_start_is_no_lack_of_memory(message):
 
 def test_what_grows_with_a_picture_s_points_may_be_of_any_size():
     message = "HIP out of memory. Tried to allocate 333.38 GiB. GPU 0 has a total capacity of 15.92 GiB of which 7.28 GiB is free."
-    assert "one of them is wrong" in _shown(message)
-    assert "one of them is wrong" not in _shown(f"ComfyUI\\main.py --windows-standalone-build\n{message}")
+    assert "one of them is wrong" in as_shown(message)
+    assert "one of them is wrong" not in as_shown(f"ComfyUI\\main.py --windows-standalone-build\n{message}")
 
 
 def test_what_is_loaded_goes_through_the_computer_s_memory_where_little_of_it_is_there():
@@ -313,7 +299,7 @@ def test_what_is_loaded_goes_through_the_computer_s_memory_where_little_of_it_is
 
 
 def test_further_processes_on_the_first_gpu_are_the_job_s_ranks():
-    shown = _shown(
+    shown = as_shown(
         "CUDA out of memory. There are 7 additional processes on GPU 0, batch size 2. What are these used for?"
     )
     assert "What every process of a job starts or loads on the first GPU adds up there" in shown
@@ -335,7 +321,7 @@ def test_sizes_without_a_model_suggest_no_tensor_beside_a_chinese_sentence():
         "RuntimeError: CUDA out of memory. Tried to allocate 48.00 MiB (GPU 0; 6.00 GiB total capacity; 4.58 GiB already"
         " allocated; 37.63 MiB free; 51.94 MiB cached)\n\n\u8bf7\u95ee\u51fa\u73b0\u8fd9\u4e2a\u600e\u4e48\u89e3\u51b3\u5462"
     )
-    assert "vocab" not in _shown(message)
+    assert "vocab" not in as_shown(message)
 
 
 @pytest.mark.parametrize(
@@ -360,7 +346,7 @@ def test_more_memory_for_a_job_is_no_growth_and_a_size_in_bytes_no_input():
         fast=True,
     ).evidence}  # fmt: skip
     message = "XPU out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 16.50 GiB."
-    assert "128*1024*1024" not in _shown(f"x = torch.ones(128*1024*1024, device='xpu')\n{message}")
+    assert "128*1024*1024" not in as_shown(f"x = torch.ones(128*1024*1024, device='xpu')\n{message}")
 
 
 def test_a_mac_s_memory_is_its_gpu_s_and_no_layers_are_moved_in_it():
@@ -369,14 +355,14 @@ def test_a_mac_s_memory_is_its_gpu_s_and_no_layers_are_moved_in_it():
     )
     text = f"Running Qwen-27B-8bit-MLX on my mac studio with 256GB ram. {failed}"
     assert explain(text, fast=True).cause is not Cause.WEIGHTS_TOO_BIG
-    assert "fewer layers on the GPU" not in _shown(
+    assert "fewer layers on the GPU" not in as_shown(
         f"mlx-omni-server, three models at once; it works in LMStudio. {failed}"
     )
 
 
 def test_a_build_of_a_container_that_is_killed_needs_a_higher_limit():
     text = "#11 212.9 Solving environment: ...working... Killed\n executor failed running [/bin/sh -c conda install]: exit code: 137"
-    assert "Raise the memory limit of the container" in _shown(text)
+    assert "Raise the memory limit of the container" in as_shown(text)
 
 
 def test_an_author_who_says_that_memory_ran_out_is_believed_where_a_kernel_died():
