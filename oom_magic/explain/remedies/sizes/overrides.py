@@ -135,7 +135,8 @@ def override_in_calls(calls: list[ast.Call], parameter: str) -> Override:
     def override(_tree: ast.Module, _names: dict[str, Any], value: int) -> Iterator[None]:
         before = [call.keywords for call in calls]
         for call in calls:
-            call.keywords = [*call.keywords, ast.keyword(parameter, ast.Constant(value))]
+            given = ast.copy_location(ast.keyword(parameter, ast.copy_location(ast.Constant(value), call)), call)
+            call.keywords = [*call.keywords, given]
         try:
             yield
         finally:
