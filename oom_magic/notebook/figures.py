@@ -40,7 +40,7 @@ _CHINESE_FONT = re.compile(
     r"(CJK|Han (Sans|Serif)|Source Han).*SC|WenQuanYi|Microsoft YaHei|SimHei|PingFang SC|Heiti SC"
 )
 _CARD_IN_VIEW = 0.3  # the card's limit is drawn when the peak reaches this share of it
-_CHARACTER_SHARE = 0.0073  # of the width: a character of the words under the curve
+_CHARACTER_SHARE = 0.0068  # of the width: a character of the words under the curve
 _LABEL_SHARE = 0.12  # of the height: a line of words with the space around it
 _STACK = (  # what stays longest at the bottom
     Category.BEFORE, Category.WORKSPACE, Category.PARAMETER, Category.OPTIMIZER_STATE,
