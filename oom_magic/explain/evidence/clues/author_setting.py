@@ -333,7 +333,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"loading checkpoint shards|loading weights|loading pipeline components", r"(?:oom"
         r"|memory)\w* (?:error )?on load(?:ing)?\b",
         rf"\bloading\s{_MODEL}", r"\b(?:during|in|at) (?:the )?(?:model|weights?|checkpoint) loading\b",
-        r"(?:加载|载入)(?:大)?(?:模型|权重)(?:时|失败|过程|的时候|就|中)",
+        r"(?:加载|载入)(?:大)?(?:模型|权重)(?:时|失败|过程|的时候|就|中|[^\n，。]{0,4}(?:out of memory|oom|爆))",
+        r"\bto load (?:larger|bigger) models?\b[^\n]{0,80}\b(?:out of memory|oom)\b",
     ),
     "many_ranks": said_as(
         r"(?:four|eight|two|multi(?:ple)?|[2-9]|1[0-6])[- ]?(?:x\s?)?gpus?\b", r"multi-?gpu", r"\b[2-9] (?:x )?("
