@@ -73,8 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with OneLineErrors("other"):
             return _explain(options) if options.command == "explain" else _run(options)
     except (UsageError, ValueError, OSError, KeyboardInterrupt, PyTorchMissingError) as error:
-        print(f"python -m oom_magic {options.command}: {error}", file=sys.stderr)
+        print(f"python -m oom_magic {options.command}: {_in_words(error)}", file=sys.stderr)
         return NOT_KNOWN
+
+
+def _in_words(error: BaseException) -> str:
+    """What went wrong; for a file that cannot be read without the number of the system's error."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return _("{path!r} cannot be read: {reason}.", path=str(error.filename), reason=error.strerror)
+    return str(error)
 
 
 def _explain(options: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -319,3 +320,9 @@ def test_the_search_for_private_names_can_fail(source: str) -> None:
 
 def test_tests_lie_in_rooms():
     assert {file.name for file in TESTS.glob("*.py")} == {"__init__.py", "conftest.py"}
+
+
+def test_what_runs_before_a_commit_exists() -> None:
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    named = re.findall(r"tests/\S+\.py", hooks)
+    assert named and [one for one in named if not (ROOT / one).exists()] == []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from oom_magic.__main__ import main
+from oom_magic.__main__ import NOT_KNOWN, main
 from oom_magic.explain.text_files import read_text
 
 TRAIN = """
@@ -224,3 +224,10 @@ def test_help_and_mistakes_are_in_the_chosen_language(
         shown = "".join(capsys.readouterr())
         assert all(word in shown for word in known)
         assert not any(word in shown for word in ("usage", "options:", "arguments", "error"))
+
+
+@pytest.mark.parametrize("command", [["explain"], ["run", "--gpu", "RTX 3060"]])
+def test_a_file_that_is_not_there_is_named(command, capsys) -> None:
+    assert main([*command, "no_such_file.py"]) == NOT_KNOWN
+    told = capsys.readouterr().err
+    assert f"python -m oom_magic {command[0]}: 'no_such_file.py' cannot be read: No such file or directory." in told
