@@ -333,7 +333,7 @@ def test_sizes_without_a_model_suggest_no_tensor_beside_a_chinese_sentence():
          " onnxruntime::BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 285081600",
          Cause.HOST_RAM),
         ("单个GPU加载模型out of memory,如何用另一块一起加载？", Cause.WEIGHTS_TOO_BIG),
-        ("Is there a way to load larger models? I have 2 RTX 2070 super but keep running out of memory", Cause.WEIGHTS_TOO_BIG),
+        ("I want to use memory pooling to load larger models. I have 2 RTX 2070 super but keep running out of memory", Cause.WEIGHTS_TOO_BIG),
         ("out of memory: with the steps of a fine-tuning, each takes longer and longer, until it is out of memory",
          Cause.LEAK_OR_RETAINED_REFERENCE),
     ],
