@@ -401,3 +401,38 @@ def test_a_library_s_own_object_is_put_back_where_only_its_module_leads_to_it(
     assert list(library.logger.sinks) == [before] and library.logger.level == 10
     assert Path(before).read_text() == "outside" and not Path(after).exists()
     library.logger.sinks[before].close()
+
+
+FUNCTION = """batch, calls = 32, 0
+def train():
+    global calls
+    calls += 1
+    return torch.ones(batch, 1024, device="cuda")
+class Trainer:
+    def fit(self):
+        return train()
+trainer = Trainer()
+def other(): return torch.ones(1, device="cuda")"""
+SAID = "is of a cell that ran for real"
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("batch = 256\ntrain()", "`train` is of a cell that ran for real: it uses the notebook's own `batch`, `calls`"),
+        ("batch = 256\ntrainer.fit()", "`batch`, `calls`, not what dry runs assigned"),
+        ("batch = 256\nother()", ""),
+        ("def train(): return torch.ones(batch, 1, device='cuda')\nbatch = 256\ntrain()", ""),
+        ("batch = 256\ntorch.ones(batch, device='cuda')", ""),
+    ],
+)
+def test_functions_of_real_cells_are_named_that_do_not_see_what_dry_cells_assign(
+    shell: Any, monkeypatch: pytest.MonkeyPatch, cell: str, said: str
+) -> None:
+    """The batch of the notebook was run without a word, in place of the one that the dry cell had set."""
+    monkeypatch.setattr("oom_magic.notebook.magics.has_gpu", lambda: False)
+    shell.run_cell(f"import torch\n{FUNCTION}")
+    assert shell.run_cell(f"{CARD}{cell}").success
+    shown = " ".join(" ".join(str(one["data"].get("text/plain", "")) for one in shell.display_pub.outputs).split())
+    assert said in shown and (said or SAID not in shown)
+    assert shell.user_ns["batch"] == 32 and shell.user_ns["calls"] == 0

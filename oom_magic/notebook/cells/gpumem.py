@@ -144,7 +144,8 @@ class CellRunner:
 
             def run(session: DrySession) -> DrySession:
                 with self._freeing_dropped(written, names, session) as watched:
-                    session.run(lambda: values.append(watched.changed(with_loops).run(names)), [users], [decided])
+                    code = watched.changed(with_loops)
+                    session.run(lambda: values.append(_run_in(session, code, names, users)), [users], [decided])
                 return session
 
             def run_eagerly() -> DrySession:
@@ -247,6 +248,25 @@ class CellRunner:
         self.session.training.stop_rule = StopRule(after_steps=stop_after_steps)
         self.session.follows_compile = follows_compile
         return self.session
+
+
+def _run_in(session: DrySession, cell: CompiledCell, names: dict[str, Any], users: dict[str, Any]) -> Any:
+    """The cell's value; functions of real cells that it calls are named if they do not see what dry cells assign."""
+    __tracebackhide__ = True
+    from oom_magic.notebook.cells.unseen_names import unseen_names
+
+    try:
+        return cell.run(names)
+    finally:
+        for function, variables in unseen_names(cell.codes, names, users).items():
+            session.assume(
+                _(
+                    "`{function}` is of a cell that ran for real: it uses the notebook's own {names}, not what dry runs"
+                    " assigned; define it in a %%gpumem cell, too",
+                    function=function,
+                    names=", ".join(f"`{name}`" for name in variables),
+                )
+            )
 
 
 def _names_again(names: dict[str, Any], users: Mapping[str, Any], rebound: Collection[str]) -> Callable[[], None]:
