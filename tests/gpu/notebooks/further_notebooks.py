@@ -252,3 +252,54 @@ for _ in range(3):
     names("drop_copy"),
     {"drop_copy": put(DEL="del checkpoint, before")},
 )
+
+NOTEBOOKS["a sampler with its graph"] = Notebook(
+    (
+        HEAD
+        + """
+class Denoiser(nn.Module):
+    def __init__(self, c=64):
+        super().__init__()
+        self.t = nn.Embedding(200, c)
+        self.a, self.b, self.c = nn.Conv2d(3, c, 3, padding=1), nn.Conv2d(c, c, 3, padding=1), nn.Conv2d(c, 3, 3, padding=1)
+    def forward(self, x, t):
+        return self.c(F.silu(self.b(F.silu(self.a(x)) + self.t(t)[:, :, None, None])))
+beta = 1e-3
+net = Denoiser().cuda()
+def sample(net, n=16, size=64):
+    net.eval()
+    x = torch.randn(n, 3, size, size, device="cuda")
+    for i in reversed(range(200)):
+        noise = net(x, torch.full((n,), i, device="cuda"))
+        x = (x - beta * noise) / (1 - beta) ** 0.5
+        if i > 0: x = x + beta ** 0.5 * torch.randn_like(x)
+    return x.clamp(-1, 1)
+""",
+        """
+{WITH}
+    images = sample(net)
+    grid = images.detach().cpu()
+""",
+    ),
+    {"WITH": "if True:"},
+    names("leak_or_retained_reference", "activations"),
+    names("no_grad"),
+    {"no_grad": put(WITH="with torch.no_grad():")},
+)
+
+_SEARCH = "sim = e @ e.T\nsim.fill_diagonal_(-1)\nscores, neighbours = sim.topk(10, dim=1)"
+_SEARCH_IN_PARTS = """parts = []
+for at, e_part in zip(range(0, len(e), {after}), e.split({after})):
+    sim = e_part @ e.T
+    sim.diagonal(at).fill_(-1)
+    scores, neighbours = sim.topk(10, dim=1)
+    parts.append((scores, neighbours))
+    del sim
+scores, neighbours = map(torch.cat, zip(*parts))"""
+NOTEBOOKS["neighbours but each itself"] = Notebook(
+    (HEAD + "e = F.normalize(torch.randn(30000, 256), dim=1).cuda()\n", "{SEARCH}\nprint(neighbours.shape)\n"),
+    {"SEARCH": _SEARCH},
+    names("request_alone_too_big", "activations"),
+    names("smaller_evaluation"),
+    {"smaller_evaluation": lambda before, remedy: {**before, "SEARCH": _SEARCH_IN_PARTS.format(after=remedy["after"])}},
+)
