@@ -12,6 +12,7 @@ import torch
 from torch.nn.utils import parametrizations, parametrize
 
 import oom_magic as om
+from oom_magic.predict.isolation.gradients_from_before import has_own_memory, num_uses
 from oom_magic.predict.session import DrySession
 from tests.support.put_back import observed
 
@@ -230,3 +231,12 @@ def test_what_a_run_dropped_is_made_anew_for_the_sessions_next() -> None:
     session.run(lambda: exec("model.cuda(); del model; torch.zeros(2**20, device='cuda')", namespace), [namespace])
     run = "model.cuda(); torch.zeros(8, device='cuda'); assert torch.cuda.memory_allocated() >> 20 == 16"
     session.run(lambda: exec(run, namespace), [namespace])
+
+
+def test_tensors_in_one_memory_are_counted_whatever_the_version_of_pytorch() -> None:
+    one = torch.ones(3)
+    assert num_uses(one) == 1 and has_own_memory(one)
+    view = one.detach()
+    assert num_uses(one) == num_uses(view) == 2 and not has_own_memory(one)
+    del view
+    assert num_uses(one) == 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from functools import cache
 
 import torch
 
@@ -18,10 +19,25 @@ _OWN_REFERENCES = 4  # to a gradient that nobody else has: the exchange's, and i
 def has_own_memory(grad: torch.Tensor) -> bool:
     """Whether no other tensor, also none of C++ such as a bucket of gradients, lies in the same memory."""
     try:
-        alone = torch._C._storage_Use_Count(grad.untyped_storage()._cdata) == 2  # type: ignore[attr-defined]
+        return num_uses(grad) == 1
     except (RuntimeError, NotImplementedError):  # sparse gradients have no storage
         return False
-    return bool(alone)
+
+
+def num_uses(tensor: torch.Tensor) -> int:
+    """How many tensors, also of C++, lie in the memory of one."""
+    return _num_references(tensor) - _own_uses()
+
+
+def _num_references(tensor: torch.Tensor) -> int:
+    uses: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    return uses
+
+
+@cache
+def _own_uses() -> int:
+    """The references that the call itself has, which differ between versions of PyTorch: none in 2.6."""
+    return _num_references(torch.empty(0, device="meta")) - 1
 
 
 class GradientsFromBefore:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.isolation.gradients_from_before import num_uses
 from oom_magic.predict.isolation.live_objects import LiveObjects, lists_aside
 from oom_magic.predict.isolation.objects.let_go import ContainersLetGo
 from oom_magic.predict.isolation.snapshot import (
@@ -178,7 +179,7 @@ class ObjectsDropped:
             tensors = [one for one in dropped if id(one) in self._of_run and _is_pythons(one)]
             sharing = Counter(one.untyped_storage()._cdata for one in tensors)
             for tensor in tensors:
-                if _num_uses(tensor) == sharing[tensor.untyped_storage()._cdata]:
+                if num_uses(tensor) == sharing[tensor.untyped_storage()._cdata]:
                     tensor.grad = None
                     storage = self._gpu.storage_of(tensor)
                     if storage is not None:
@@ -202,9 +203,3 @@ def _references_of(some: list[Any]) -> Iterator[Any]:
 def _is_pythons(tensor: torch.Tensor) -> bool:
     """Whether C++ does not hold a tensor, which has memory."""
     return tensor.layout is torch.strided and tensor._use_count() <= 1  # type: ignore[attr-defined]
-
-
-def _num_uses(tensor: torch.Tensor) -> int:
-    """How many tensors lie in the memory of one."""
-    uses: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
-    return uses - 1  # this call's
