@@ -83,7 +83,7 @@ _NUMBERS = (
             "denom = (exp_avg_sq.sqrt() / bias_correction2_sqrt).add_(eps)\ntorch.cuda.OutOfMemoryError: CUDA out of memory."
             " Tried to allocate 3.14 GiB (GPU 5; 31.75 GiB total capacity; 28.28 GiB already allocated; 1.95 GiB free;"
             " 28.28 GiB reserved in total by PyTorch)",
-            ["8-bit"], ["without foreach"], id="one tensor at a time",
+            ["8\\s+bits"], ["without foreach"], id="one tensor at a time",
         ),
         pytest.param(
             "torch/distributed/fsdp/fully_sharded_data_parallel.py:2224: UserWarning: Failed to clone() tensor with name"

@@ -98,7 +98,7 @@ _OF_SCORES = (
         pytest.param(
             'File "sdxl_train.py", line 628, in train\n    optimizer.step()\nFile "torch/optim/adamw.py", line 125, in _init_group\n'
             '    state["exp_avg_sq"] = torch.zeros_like(\ntorch.cuda.OutOfMemoryError: CUDA out of memory.',
-            ["exp_avg_sq", "8-bit"], ["foreach"], id="state that is being made",
+            ["exp_avg_sq", "8\\s+bits"], ["foreach"], id="state that is being made",
         ),
         pytest.param(
             "xgboost with gpu_hist, the kernel died: what():  /workspace/src/predictor/../common/device_helpers.cuh(523): out of"
