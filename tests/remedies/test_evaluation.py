@@ -322,6 +322,23 @@ def test_combinations_are_found_where_nothing_alone_fits():
     assert both[0].code.count("accumulation") > 1 and "autocast" in both[0].code
 
 
+def test_where_a_change_nearly_fills_the_card_a_combination_that_is_safe_comes_before_it():
+    remedies = ranked(evaluated(Run(batch=2), need(8)))
+    assert (remedies[0].key, remedies[0].verdict) == ("combination", "safe")
+    assert {"danger"} == {one.verdict for one in remedies if one.fits and one.key == "checkpointing"}
+
+
+@pytest.mark.parametrize(("scale", "after", "cost"), [(8, 192, 55), (4, 96, 65), (1, 32, 85)])
+def test_the_more_of_a_sequence_is_cut_off_the_more_it_costs(scale, after, cost):
+    class Long(Run):
+        def check(self, variation):
+            if variation.changes:
+                raise NotEvaluatedError(Evidence("reason_so_already"), applies=False)
+
+    (shorter,) = [one for one in evaluated(Long(batch=1), need(scale)) if one.key == "shorter_sequences"]
+    assert (shorter.values["after"], shorter.cost) == (after, cost)
+
+
 def test_code_beside_fsdp2_is_for_a_model_without_a_wrapper():
     class Wrapped(Run):
         names = {"model": "net", "inner": "net.module", "switched": "net.module"}  # noqa: RUF012

@@ -9,18 +9,24 @@ from typing import TypeAlias
 from oom_magic.explain.remedies.remedy import Remedy, Situation
 from oom_magic.explain.remedies.specs import RemedySpec
 
-_LIKELY = 1.05  # a combination expected to need up to this share of the usable memory is tried
+_LIKELY = 1.05  # a combination expected to need up to this share of what it may need is tried
 
 Evaluated: TypeAlias = tuple[RemedySpec, Remedy]
 
 
 def likely_combinations(
-    found: Sequence[Evaluated], needed_bytes: int, between_steps_bytes: int, situation: Situation
+    found: Sequence[Evaluated],
+    needed_bytes: int,
+    between_steps_bytes: int,
+    situation: Situation,
+    limit_bytes: int | None = None,
 ) -> list[tuple[Evaluated, ...]]:
     """Those of ``found`` that are expected to fit together, the cheapest first; before them what leaves the card safe.
 
-    ``needed_bytes`` is the need of the unchanged run, ``between_steps_bytes`` what of it is kept between steps.
+    ``limit_bytes`` is what they may need, if not all that PyTorch can have. ``needed_bytes`` is the need of the
+    unchanged run, ``between_steps_bytes`` what of it is kept between steps.
     """
+    most = situation.usable_bytes if limit_bytes is None else limit_bytes
     step = max(needed_bytes - between_steps_bytes, 1)
 
     def expected(chosen: Sequence[Evaluated]) -> float:
@@ -43,6 +49,6 @@ def likely_combinations(
         chosen
         for number in range(2, len(pool) + 1)
         for chosen in combinations(pool, number)
-        if len({one.slot for one, _ in chosen}) == number and expected(chosen) <= situation.usable_bytes * _LIKELY
+        if len({one.slot for one, _ in chosen}) == number and expected(chosen) <= most * _LIKELY
     ]
     return sorted(possible, key=order)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _LEAST_SAVING = 0.01  # of what the run needs: a remedy that saves less is not worth a line
 # Remedies up to this cost leave model, data and training as they are; if one fits, nothing is combined.
 _HARMLESS = 50
+_OF_HALVING = 10  # the more of a sequence is cut off, the less is learnt from it
 _MOST_COMBINATIONS = 4
 _OF_EVALUATION = ("no_grad", "eval_accumulation", "kept_classes", "smaller_evaluation")  # which change no result
 _SEGMENTS = "expandable_segments"
@@ -419,6 +420,8 @@ class RemedyEvaluator:
         before_need, least = (before, needed or self.needed_bytes), between_steps_bytes(self._baseline)
         fitting = (largest_fitting(need, sizes, before_need, least, limit) for limit in limits)
         after = next(filter(None, fitting), None) or min(reports)
+        if what == "seq":
+            cost += _OF_HALVING * max((before // after).bit_length() - 2, 0)  # the first is in it
         values = {"before": before, "after": after, "accumulation": whole // after, "name": self._rehearsal.label(what)}
         if key == "smaller_batch" and self._rehearsal.compares_samples:
             values["compared"] = after - 1
@@ -449,9 +452,15 @@ class RemedyEvaluator:
 
     def _combined(self, found: Sequence[tuple[RemedySpec, Remedy]]) -> Iterator[Remedy]:
         """The cheapest combination that fits, of those expected to fit; first those expected to leave the card safe.
-        Where a change fits alone, though not safely, only with a release of what nobody needs."""
-        possible = likely_combinations(found, self.needed_bytes, between_steps_bytes(self._baseline), self._situation)
-        if any(remedy.fits for _, remedy in found):
+        Where a change fits alone, one that leaves the card less full, if that is nearly full; else, if it is not safe,
+        only with a release of what nobody needs."""
+        verdicts = {remedy.verdict for _, remedy in found if remedy.fits}
+        is_close = verdicts == {"danger"}
+        limit = self._situation.safe_bytes if is_close else None
+        possible = likely_combinations(
+            found, self.needed_bytes, between_steps_bytes(self._baseline), self._situation, limit
+        )
+        if verdicts and not is_close:
             possible = [chosen for chosen in possible if any(one.key == DROPPED for one, _ in chosen)]
         for chosen in possible[:_MOST_COMBINATIONS]:
             keys = frozenset(one.key for one, _ in chosen)
@@ -464,7 +473,7 @@ class RemedyEvaluator:
                 together = self._together(chosen)
             except NotEvaluatedError:
                 continue
-            if together.fits:
+            if together.fits and not (is_close and together.verdict == "danger"):
                 yield together
                 return
 
