@@ -53,6 +53,33 @@ def test_gradients_scaled_by_accelerate_are_accumulated(fresh_accelerate):
     assert run(loop, habits.AccumulatedGradients()).peak_allocated_bytes
 
 
+@pytest.mark.parametrize("clears", ["first", "before the backward", "at the end"])
+def test_a_run_of_one_step_accumulates_too(clears):
+    """Its step is the first, so the second of its batches was priced without the gradients of the first."""
+
+    def step(parts):
+        net = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)]).cuda()
+        optimizer = torch.optim.Adam(net.parameters())
+        if clears == "first" or parts > 1:
+            optimizer.zero_grad()
+        for part in torch.zeros(parts, 4096, 512, device="cuda"):
+            loss = net(part).square().mean() / parts
+            if clears == "before the backward" and parts == 1:
+                optimizer.zero_grad()
+            loss.backward()
+        optimizer.step()
+        if clears == "at the end":
+            optimizer.zero_grad()
+
+    data_bytes = 4096 * 512 * 4  # of the second part
+    written, alone, changed = (
+        run(lambda: step(2)), run(lambda: step(1)), run(lambda: step(1), habits.AccumulatedGradients(is_one_step=True))
+    )  # fmt: skip
+    expected = written.peak_allocated_bytes - data_bytes
+    assert abs(changed.peak_allocated_bytes - expected) <= 1024  # losses that are still alive
+    assert alone.peak_allocated_bytes < 0.9 * expected
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("change", "before", "after"),

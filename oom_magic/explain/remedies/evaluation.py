@@ -444,7 +444,9 @@ class RemedyEvaluator:
         more = whole // size // self._rehearsal.accumulation
         parts: list[tuple[Change, Mapping[str, Any]]] = []
         if self._rehearsal.accumulation == 1:
-            parts.append((AccumulatedGradients(), {"gradient_accumulation_steps": 2}))
+            timeline = self._baseline.timeline
+            change = AccumulatedGradients(is_one_step=timeline.num_steps() == 1 and not timeline.was_left)
+            parts.append((change, {"gradient_accumulation_steps": 2}))
         if self._situation.style == "trainer" and more > 1:
             parts.append((FetchedTogether(more), {}))
         followed = max(self._rehearsal.accumulation, 2)

@@ -15,6 +15,7 @@ import torch
 
 from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.what_if.change import Change, InapplicableError, tensors_given
+from oom_magic.predict.what_if.optimizer_changes import optimizers_of
 
 _LEAST_NODES = 3  # a batch of two texts has as many rows as edges have ends
 
@@ -34,8 +35,25 @@ class AccumulatedGradients(Change):
     """Several smaller batches make up a step: after the first step each takes two, the fewest that show what all of
     them hold.
 
-    A call of ``step`` with a closure, which computes the gradients itself, is made each time.
+    A call of ``step`` with a closure, which computes the gradients itself, is made each time. ``is_one_step``: the run
+    has no later step, so its one batch is taken for the second of two, beside the gradients of the first.
     """
+
+    def __init__(self, is_one_step: bool = False) -> None:
+        self._is_one_step = is_one_step
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        """Give what is trained the gradients of a batch before, where the run has one step."""
+        if not self._is_one_step:
+            return
+        with suppress(InapplicableError):
+            trained = [one for each in optimizers_of(model) for group in each.param_groups for one in group["params"]]
+            for parameter in trained:
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+            with torch.enable_grad():  # cuBLAS keeps a workspace for the backward's thread
+                one = torch.ones(1, 1, device=trained[0].device, requires_grad=True)
+                torch.autograd.grad(one @ one, one)
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
@@ -44,7 +62,7 @@ class AccumulatedGradients(Change):
         The others clear the gradients at once, wherever the loop does: so has the code to paste, and an evaluation that
         follows finds none.
         """
-        turns = _Turns()
+        turns = _Turns(self._is_one_step)
         optimizers = [kind for kind in _subclasses(torch.optim.Optimizer) if "step" in vars(kind)]
         owners: tuple[Any, ...] = (torch.optim.Optimizer, torch.nn.Module)
         table: Patches = [
@@ -57,9 +75,11 @@ class AccumulatedGradients(Change):
 
 
 class _Turns:
-    """Decides which calls of an optimizer are skipped: every second one, with the ``zero_grad`` after it."""
+    """Decides which calls of an optimizer are skipped: every second one, with the ``zero_grad`` after it; one before
+    the first is where a batch came before (``is_begun``)."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_begun: bool) -> None:
+        self._is_begun = is_begun
         self._sets_to_none = True  # as the loop clears them
         self._numbers: dict[int, int] = {}
         self._is_left_out = False
@@ -71,6 +91,7 @@ class _Turns:
         def run(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if self._is_inside or args or kwargs:
                 return step(optimizer, *args, **kwargs)
+            self._is_begun = False
             number = self._numbers[id(optimizer)] = self._numbers.get(id(optimizer), 0) + 1
             self._is_left_out = number % 2 == 0
             if self._is_left_out:
@@ -87,11 +108,11 @@ class _Turns:
         return run
 
     def clearing(self, zero_grad: Callable[..., None]) -> Callable[..., None]:
-        """``zero_grad``, except after a skipped step."""
+        """``zero_grad``, except after a skipped step, or a batch."""
 
         def run(owner: Any, set_to_none: bool = True) -> None:
             self._sets_to_none = set_to_none
-            if not self._is_left_out:
+            if not (self._is_left_out or self._is_begun):
                 zero_grad(owner, set_to_none)
 
         return run
