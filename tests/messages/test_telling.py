@@ -13,6 +13,7 @@ from oom_magic.explain.evidence.measured.contradicted import is_proven, is_sure_
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.remedies.from_text.telling import has_condition
 from oom_magic.explain.sentences.catalogue import SENTENCES
+from oom_magic.predict.setups.setup import TrainingSetup
 from tests.support.told import as_shown
 
 
@@ -66,6 +67,18 @@ def test_what_the_text_says_is_missing_is_told_plainly():
     shown = as_shown("The Inferer does not properly use torch.no_grad(), so that inference takes much more GPU memory")
     assert "Evaluate under torch.no_grad()" in shown
     assert "First find out" not in shown
+
+
+def test_a_kernel_without_scores_is_told_plainly_where_scores_were_requested():
+    """The run was described and the request is its scores to the byte; the first thing to do was to watch nvidia-smi."""
+    message = (
+        "RuntimeError: CUDA out of memory. Tried to allocate 192.00 MiB (GPU 0; 9.77 GiB total capacity; 8.10 GiB already"
+        " allocated; 53.81 MiB free; 8.28 GiB reserved in total by PyTorch)"
+    )
+    run = {"model": "bert-base", "microbatch_size": 16, "seq_len": 512, "attention": "eager", "precision": "fp32"}
+    diagnosis = explain(message, setup=TrainingSetup(**run), fast=True, lang="en")
+    assert diagnosis.cause is Cause.ATTENTION_SCORES and diagnosis.remedies[0].key == "sdpa"
+    assert "What to change: Use PyTorch's fused attention (sdpa)" in str(diagnosis)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
-from oom_magic.explain.evidence.causes import HOST_CAUSES, Confidence
+from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause, Confidence
 from oom_magic.explain.evidence.checks import is_settled
 from oom_magic.explain.evidence.measured.contradicted import is_proven
 from oom_magic.explain.remedies.from_text.choice import printed_by_message
@@ -71,4 +71,6 @@ def is_shown(key: str, diagnosis: Diagnosis) -> bool:
     """Whether the text shows what is to be changed: a line of its code, a number, or the setting's present value."""
     known = {one.key for one in diagnosis.evidence}
     is_set = bool(diagnosis.program) and is_limited(key, diagnosis.program, diagnosis.limits)
+    if key == "sdpa" and diagnosis.cause is Cause.ATTENTION_SCORES and "tensor_matches" in known:
+        return True  # scores of just these sizes were requested, so they are stored
     return is_set or bool(known & _SEES_CHANGE) or any(one.startswith(_OF_CODE) for one in known)
