@@ -344,7 +344,12 @@ def test_what_the_run_would_call_at_the_end_of_an_object_is_not_called(tmp_path:
     assert kept.pop() == 1 and kept == [7] and (tmp_path / "mine").exists()
 
 
-def test_lazy_modules_stay_lazy() -> None:
+@pytest.mark.parametrize("beside", [False, True])
+def test_lazy_modules_stay_lazy(beside: bool) -> None:
+    """Also beside a tensor that stays real, with which what is written to is compared."""
+    kept = torch.ones(2, requires_grad=True) * 2
+    if beside:
+        kept.retain_grad()
     model = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.LazyBatchNorm1d())
     weight = model[0].weight
 
@@ -352,7 +357,7 @@ def test_lazy_modules_stay_lazy() -> None:
         model.cuda()(torch.ones(2, 3, device="cuda")).sum().backward()
         assert type(model[0]) is torch.nn.Linear and model[0].weight.is_cuda
 
-    DrySession(has_bar=False, is_lasting=False).run(run, [{"model": model}])
+    DrySession(has_bar=False, is_lasting=False).run(run, [{"model": model, "kept": kept}])
     assert type(model[0]) is torch.nn.LazyLinear and model[0].weight is weight
     assert model(torch.ones(2, 5)).shape == (2, 4) and model[0].weight.shape == (4, 5)
 

@@ -24,8 +24,9 @@ from oom_magic.memory.categories import Category
 @pytest.fixture(autouse=True)
 def _cpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     def address(tensor: torch.Tensor) -> int:
-        is_fake = tensor.is_meta or isinstance(tensor, FakeTensor)  # such as a compiler keeps from an earlier test
-        return 0 if is_fake else tensor.untyped_storage().data_ptr()
+        # Such as a compiler, or the table of cases of a test, keeps alive.
+        has_none = tensor.is_meta or isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided
+        return 0 if has_none else tensor.untyped_storage().data_ptr()
 
     monkeypatch.setattr(ownership, "storage_address", address)
 

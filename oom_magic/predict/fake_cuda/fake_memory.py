@@ -303,7 +303,8 @@ class FakeMemory:
     def check_written(self, *tensors: torch.Tensor) -> None:
         """Raise RuntimeError, with the reason and what to do, if one of these tensors must not be changed."""
         for tensor in tensors if self.untouchable else ():
-            reason = None if tensor.is_meta else self.untouchable.get(identity(tensor))
+            with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]  # a lazy parameter allows nothing
+                reason = None if tensor.is_meta else self.untouchable.get(identity(tensor))
             if reason is not None:
                 raise RuntimeError(
                     _(
