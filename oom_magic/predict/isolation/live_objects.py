@@ -144,6 +144,17 @@ def _counted_and_chosen(wanted: Collection[type]) -> Iterator[tuple[int, list[An
     return zip(map(len, thrice), map(list, map(itertools.compress, thrice, are_wanted)), strict=True)
 
 
+def find_kinds() -> set[type]:
+    """The types of all objects. What other threads make is not held meanwhile: a tuple that is held cannot grow."""
+    return set(map(type, itertools.chain.from_iterable(map(gc.get_objects, (None,)))))
+
+
+def find_objects(kinds: Collection[type]) -> list[Any]:
+    """All objects of these types; no others are held meanwhile."""
+    [(_number, objects)] = _counted_and_chosen(kinds)
+    return objects
+
+
 def count_objects(generation: int | None = None) -> int:
     """How many objects the collector knows, of one generation or (None) of all, frozen ones apart."""
     return next(map(len, map(gc.get_objects, (generation,))))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import types
 from typing import Any
 
+from oom_magic.predict.isolation.live_objects import find_kinds, find_objects
 from oom_magic.user_code import is_users_file
 
 _call_finalizer: Any = ctypes.pythonapi.PyObject_CallFinalizer  # notes that it was called
@@ -54,11 +54,9 @@ def _do_nothing(_one: Any) -> None:
 
 def _with_finalizers() -> tuple[list[Any], dict[type, Any]]:
     """The objects that are alive and may be of such kinds, and the user's classes, each with that whose it is."""
-    objects = gc.get_objects()
-    found = {kind: _owner_of(kind) for kind in set(map(type, objects))}
+    found = {kind: _owner_of(kind) for kind in find_kinds()}
     users = {kind: owner for kind, owner in found.items() if owner is not None}
-    kinds = {*users, types.GeneratorType}
-    return [one for one in objects if type(one) in kinds], users
+    return find_objects({*users, types.GeneratorType}), users
 
 
 def _owner_of(kind: type) -> type | None:
