@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import linecache
 import sys
 import time
 from collections import deque
@@ -17,12 +18,14 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
-from oom_magic.explain.live.called import object_of
+from oom_magic.explain.live.called import called_in, object_of
 from oom_magic.explain.live.fixed_lines import newest_of
+from oom_magic.explain.remedies.spelling import Spelling
 from oom_magic.notebook.cells.cell_code import CellCode, code_of, newly_assigned_names, timed_lines_known
 from oom_magic.notebook.cells.hints import FailureWatch, is_out_of_memory, unwatched_cell
 from oom_magic.notebook.options import setup_from, similar_card
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, find_gpu
+from oom_magic.user_code import is_cell
 from oom_magic.views.text import wrap
 
 if TYPE_CHECKING:
@@ -79,7 +82,24 @@ def evaluate_remedies(
         )
         left = _names_left_finder(names, _locate_made(shell, runner, cell), _made_again(cell, code), room)
         emptied = _taken_back(diagnosis.growth, code.tree, names, cell.start)
-        yield from advise(diagnosis, rehearsal, gpu, report, device=device, names_left=left, emptied=emptied)
+        advised = advise(diagnosis, rehearsal, gpu, report, device=device, names_left=left, emptied=emptied)
+        yield from _in_users_spelling(advised, _sources(shell, cell, code))
+
+
+def _in_users_spelling(advised: Iterator[Diagnosis], sources: Iterator[str]) -> Iterator[Diagnosis]:
+    spelled: Callable[[str], str] | None = None
+    for diagnosis in advised:
+        spelled = spelled or cache(Spelling(sources).of)
+        remedies = (replace(one, code=spelled(one.code)) for one in diagnosis.remedies)
+        yield replace(diagnosis, remedies=tuple(remedies))
+
+
+def _sources(shell: InteractiveShell, cell: FailedCell, code: CellCode) -> Iterator[str]:
+    """The texts of the code that remedies are written into: of the failed cell, of earlier ones and of scripts."""
+    yield cell.source
+    yield from reversed(getattr(shell.history_manager, "input_hist_raw", []))
+    files = (code.file, *(one.file for one in called_in(code.tree, code.names)))
+    yield from ("".join(linecache.getlines(file)) for file in dict.fromkeys(files) if not is_cell(file))
 
 
 @contextmanager
