@@ -43,7 +43,10 @@ def pasted(cells: list[str], code: str) -> list[str]:
         return [ast.unparse(ast.fix_missing_locations(tree)) for tree in trees]
     pairs = _PAIR.findall(f"{code}\n")
     if pairs and all(_exchanged(trees, first, last, new) for new, first, last in pairs):
-        code = _PAIR.sub("", code[next(_PAIR.finditer(f"{code}\n")).start() :] + "\n")  # before it is what is run once
+        start = next(_PAIR.finditer(f"{code}\n")).start()
+        before = ast.parse(code[:start]).body  # but for definitions, it is what is run once
+        made = [ast.unparse(one) for one in before if isinstance(one, (ast.FunctionDef, ast.ClassDef))]
+        code = "\n\n".join([*made, _PAIR.sub("", code[start:] + "\n")])
     added: list[ast.stmt] = []
     statements = [one for one in ast.parse(code).body if not _put_behind_what_it_changes(trees, one)]
     imports = [one for one in statements if isinstance(one, (ast.Import, ast.ImportFrom))]

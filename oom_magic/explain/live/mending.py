@@ -66,19 +66,25 @@ def _mended_code(growth: Growth, function: Any) -> CodeType | None:
         return None
     with suppress(OSError, TypeError, SyntaxError):
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-        definition = tree.body[0]
-        if not isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)) or not _mend(growth, tree):
+        if not isinstance(tree.body[0], (ast.FunctionDef, ast.AsyncFunctionDef)) or not _mend(growth, tree):
             return None
-        definition.decorator_list = []
         ast.increment_lineno(tree, code.co_firstlineno - 1)
-        if code.co_freevars:  # a function around it has the variables that it closes over
-            around: Any = ast.parse(f"def around({', '.join(code.co_freevars)}): pass").body[0]
-            around.body = tree.body
-            tree = ast.Module([around], [])
-        made = compile(ast.fix_missing_locations(tree), code.co_filename, "exec", dont_inherit=True)
-        found = (one for one in _codes_in(made) if one.co_name == code.co_name)
-        return next((one for one in found if one.co_freevars == code.co_freevars), None)
+        return code_of_definition(function, tree)
     return None
+
+
+def code_of_definition(function: Any, tree: ast.Module) -> CodeType | None:
+    """The code for a function whose definition, changed, is all of a tree; None where its variables are others."""
+    code: CodeType = function.__code__
+    definition: Any = tree.body[0]
+    definition.decorator_list = []
+    if code.co_freevars:  # a function around it has the variables that it closes over
+        around: Any = ast.parse(f"def around({', '.join(code.co_freevars)}): pass").body[0]
+        around.body = tree.body
+        tree = ast.Module([around], [])
+    made = compile(ast.fix_missing_locations(tree), code.co_filename, "exec", dont_inherit=True)
+    found = (one for one in _codes_in(made) if one.co_name == code.co_name)
+    return next((one for one in found if one.co_freevars == code.co_freevars), None)
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:

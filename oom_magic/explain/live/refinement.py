@@ -245,6 +245,11 @@ def refine_with_remedy(diagnosis: Diagnosis, remedy: Remedy) -> Diagnosis:
         values = {"growing_code": remedy.values["line"], "saving_bytes": remedy.saving_bytes or 0}
         found = Evidence("collected_in_rehearsal", values)
         cause = Cause.LEAK_OR_RETAINED_REFERENCE
+    elif remedy.key == "batches_moved" and (remedy.saving_bytes or 0) >= LEAST_SHARE * (failure.pytorch_bytes or 0):
+        if diagnosis.cause is Cause.LEAK_OR_RETAINED_REFERENCE:
+            return diagnosis
+        found = Evidence("data_wait_on_device", {"saving_bytes": remedy.saving_bytes or 0})
+        cause = Cause.ACTIVATIONS
     elif remedy.key == "expandable_segments" and _is_in_pieces(diagnosis, remedy, failure):
         found = Evidence("pieces_in_rehearsal", {"saving_bytes": remedy.saving_bytes or 0})
         cause = Cause.FRAGMENTATION

@@ -15,6 +15,7 @@ from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.called import called_in
 from oom_magic.explain.live.growth import Growth
 from oom_magic.explain.live.mending import is_in
+from oom_magic.explain.remedies.own_code.data_on_host import BATCHES_MOVED, DataKept, data_kept_on_host
 from oom_magic.explain.remedies.own_code.loops import own_arguments
 from oom_magic.explain.remedies.own_code.models import MadeInside, own_names
 from oom_magic.explain.remedies.own_code.other_cells import (
@@ -259,7 +260,7 @@ class CellRehearsal:
     def check(self, variation: Variation) -> None:
         """Whether the survey found a model that allows the changes, and the cell has the line to mend."""
         written = self._written(variation.changes)
-        made = [change for change in variation.changes if change not in written or change.is_written]
+        made = [one for one in variation.changes if one not in written or one.written_as == "single_weights"]
         check_surveyed(self._survey, made)
         if variation.mended is not None and not is_in(variation.mended, self._tree, self._names):
             raise NotEvaluatedError(Evidence("reason_line_elsewhere"))
@@ -270,9 +271,26 @@ class CellRehearsal:
 
         assert self._survey is not None, "begin comes first"
         found = [change for change in changes if isinstance(self._survey.error(change), ByHandError)]
-        own = [one for one in changes if one.is_written and in_single_precision(self._tree, self._names)]
+        own = [one for one in changes if one.written_as and self._is_written(one.written_as)]
         chains = chains_in(self._names)
         return [*own, *(one for one in found if own_placement(self._tree, _BY_HAND, one.values, chains))]
+
+    def _is_written(self, key: str) -> bool:
+        if key == BATCHES_MOVED:
+            return self._data_kept is not None
+        return bool(in_single_precision(self._tree, self._names))
+
+    @cached_property
+    def _data_kept(self) -> DataKept | None:
+        """Asked for before a run: in it, names have stand-ins, of which it is not known what is on the device."""
+        return data_kept_on_host(self._tree, self._names, self._is_on_device)
+
+    def _is_on_device(self, tensor: Any) -> bool:
+        if self._origin is None:
+            return bool(tensor.is_cuda)
+        from oom_magic.predict.fake_cuda.places import Place
+
+        return self._origin.fake_gpu.place(tensor) is Place.GPU
 
     def run(self, variation: Variation) -> MemoryReport:
         """Execute the cell again, changed, and follow it as far: smaller batches make more steps."""
@@ -389,6 +407,8 @@ class CellRehearsal:
                     return own
             if key == "kept_classes":
                 return self._writer.kept_classes()
+            if key == BATCHES_MOVED:
+                return "" if self._data_kept is None else self._data_kept.code(self._tree)
             if key.startswith("single_weights"):
                 return in_single_precision(self._tree, self._names) or None
             if key == "drawn_edges" and self._survey is not None:
@@ -480,7 +500,7 @@ class CellRehearsal:
             """The cell, changed; what it does to the names is undone by the session."""
             if dropped is not None:
                 dropped.leave(self._names)
-            with rewritten_cell(self._tree, self._names, overridden, growth, written):
+            with rewritten_cell(self._tree, self._names, overridden, growth, written, kept):
                 tree = ReboundNames(self._names, session.fake_gpu, leaves).watched(self._tree)
                 if self._usable_bytes and self._goes_on:
                     session.limit_where_caught(self._usable_bytes, tree, most_failures)
@@ -489,7 +509,7 @@ class CellRehearsal:
         written = self._written(changes)
         made = [change for change in changes if change not in written]
         leaves, most_failures = self._leaves, None if overridden else self._most_failures
-        absent = self._absent if dropped is None else self._absent | dropped.objects
+        kept, absent = self._data_kept if written else None, self._absent_with(dropped, written)
         namespaces = [self._names, *(names.namespace for names in self._decided or ())]
         while True:
             session = DrySession(**self._alike, changes=(*made, self._largest), absent=absent)
@@ -507,6 +527,12 @@ class CellRehearsal:
             else:
                 self._training = session.training
                 return marked(report, session.training, self._largest), session.training
+
+    def _absent_with(self, dropped: InTheWay | None, written: Sequence[Change]) -> frozenset[int]:
+        """What takes nothing, by identity: also what is dropped, or taken back by what is written into the cell."""
+        absent = self._absent if dropped is None else self._absent | dropped.objects
+        is_moved = any(one.written_as == BATCHES_MOVED for one in written)
+        return absent | self._data_kept.gone if is_moved and self._data_kept is not None else absent
 
     @cached_property
     def _goes_on(self) -> bool:

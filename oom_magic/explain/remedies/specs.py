@@ -161,6 +161,7 @@ def _of_training_loop() -> Iterator[RemedySpec]:
     from oom_magic.predict.what_if.kept_classes import KeptClasses
 
     yield _made("released_gradients", 11, "same", ("gradient",), loop.ReleasedGradients)
+    yield _made("batches_moved", 8, "batches", (*_EVERY, "input", "before"), loop.BatchesMoved, combines=False)
     yield _made("eval_accumulation", 3, "same", STEP, loop.GatheredOnHost)
     yield _made("kept_classes", 4, "same", STEP, KeptClasses)
     for parts in (2, 4, 8):

@@ -71,6 +71,9 @@ CATALOGUE: Sentences = {
     "cause_activations_between": (
         "A step of the first epoch fits; what comes after it (an evaluation, samples, saving, larger inputs) does not."
     ),
+    "cause_activations_waiting": (
+        "The data are on the GPU as a whole, where a step needs one batch of them: beside them, it does not fit."
+    ),
     "cause_activations_data": "The data moved to the GPU as a whole does not fit; no step has run yet.",
     "cause_logits_or_loss": "The logits or the loss over the whole vocabulary do not fit.",
     "cause_attention_scores": "The attention scores do not fit: they grow with the square of the sequence length.",

@@ -37,6 +37,12 @@ _COPY_SUFFIXES = {
     "ranks_load_to_one": "_crowded",
 }
 _STATE_SUFFIXES = {"optimizer_set_up": "_set_up", "checkpoint_kept": "_resumed"}
+_SUFFIXES_OF_STEPS = {
+    "data_on_device": "_data",
+    "data_wait_on_device": "_waiting",
+    "told_between_epochs": "_between",
+    "stage_profiling": "_trial",
+}
 _GIVEN = ("slurm_oom_kill", "scheduler_oom_kill", "pod_oom_kill", "dask_worker")
 _LATE = {"late_steps", "late_epochs", "told_late"}
 _CACHES, _BY_TURNS = {"tensor_kv_cache", "told_kv_cache"}, "turns_keep"
@@ -71,12 +77,8 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = _suffix_of_host(diagnosis)
     elif cause is Cause.OPTIMIZER_STATE:
         suffix = next((_STATE_SUFFIXES[one.key] for one in diagnosis.evidence if one.key in _STATE_SUFFIXES), "")
-    elif cause is Cause.ACTIVATIONS and any(one.key == "data_on_device" for one in diagnosis.evidence):
-        suffix = "_data"
-    elif cause is Cause.ACTIVATIONS and any(one.key == "told_between_epochs" for one in diagnosis.evidence):
-        suffix = "_between"
-    elif cause is Cause.ACTIVATIONS and any(one.key == "stage_profiling" for one in diagnosis.evidence):
-        suffix = "_trial"
+    elif cause is Cause.ACTIVATIONS and any(one.key in _SUFFIXES_OF_STEPS for one in diagnosis.evidence):
+        suffix = next(_SUFFIXES_OF_STEPS[one.key] for one in diagnosis.evidence if one.key in _SUFFIXES_OF_STEPS)
     elif cause is Cause.ACTIVATIONS and any(one.key in _GROWTH_WITHIN_STEP for one in diagnosis.evidence):
         suffix = "_together"
     elif cause is Cause.ACTIVATIONS and {*_CACHES, _BY_TURNS} & {one.key for one in diagnosis.evidence}:

@@ -240,6 +240,7 @@ PAGE_CATALOGUE: Sentences = {
     "pace_qlora": "slower",
     "pace_int8": "slower layers",
     "pace_launches": "more launches",
+    "pace_batches": "a bit slower",
     "pace_offload": "much slower",
     "pace_streamed": "copies weights",
     "pace_fsdp": "depends",
@@ -257,6 +258,9 @@ PAGE_CATALOGUE: Sentences = {
             "{name} grows in the loop, {growing_code} ({place}): it keeps {count} tensors with their graphs, and with"
             " them {kept_bytes} that forward passes saved."
         ),
+    ),
+    "data_wait_on_device": (
+        "Rehearsed with the data in RAM, and each batch moved in its turn, the run needs {saving_bytes} less."
     ),
     "data_set_on_device": (
         "{name} holds {held_bytes} of the GPU before a step begins: a whole data set. Kept in RAM, with only the"

@@ -94,6 +94,7 @@ REMEDIES: Sentences = {
     ),
     "remedy_combination": "Together: {parts}.",
     "speed_same": "about the same",
+    "speed_batches": "somewhat slower: each batch crosses the bus",
     "speed_faster": "usually faster",
     "speed_compiled": "usually faster, after a minute or so of compiling",
     "speed_launches": "somewhat slower where kernels are short: each is launched by itself",
@@ -136,6 +137,7 @@ REMEDIES: Sentences = {
     "remedy_backward_each": (
         "Call backward() on each loss, not on their sum: gradients add up, and each graph is freed: {line}"
     ),
+    "remedy_batches_moved": "Keep the data in RAM, and move each batch to the GPU in its turn.",
     "remedy_keep_on_host": "Collect in RAM, not on the GPU: {fixed}",
     "remedy_keep_newest": "Keep the newest rows only: {fixed}",
     "remedy_keep_grown": (

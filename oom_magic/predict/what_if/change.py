@@ -52,13 +52,13 @@ class Change:
     """The base of all changes: nothing is changed.
 
     ``applies_at_load`` says that the model would be loaded with the change from the start, so its memory before the
-    change does not count; ``is_written`` that the user's own statements may have it instead. ``variant`` tells apart
-    ways of making one change, where models differ in the code for it. ``values`` fill its sentence and its code, for
-    the model that was checked.
+    change does not count; ``written_as`` that the user's own statements may have it instead, by which key. ``variant``
+    tells apart ways of making one change, where models differ in the code for it. ``values`` fill its sentence and its
+    code, for the model that was checked.
     """
 
     applies_at_load = False
-    is_written = False
+    written_as = ""
     variant = ""
     values: Mapping[str, Any] = MappingProxyType({})
 

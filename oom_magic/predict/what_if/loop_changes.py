@@ -362,3 +362,9 @@ class DroppedOutputs(Change):
 def has_outputs(result: Any) -> bool:
     """Whether a model returned a loss and its logits."""
     return isinstance(result, dict) and result.get("loss") is not None and result.get("logits") is not None
+
+
+class BatchesMoved(Change):
+    """Data that wait in the host's memory, each batch moved in its turn: only the user's own statements can have it."""
+
+    written_as = "batches_moved"

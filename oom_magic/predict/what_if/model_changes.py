@@ -168,7 +168,7 @@ class HalfWeights(Change):
 class SingleWeights(HalfWeights):
     """Weights, and so all that comes from them, in float32 instead of float64; inputs are cast, too."""
 
-    is_written = True
+    written_as = "single_weights"
 
     def __init__(self) -> None:
         self.dtype = torch.float32

@@ -15,6 +15,7 @@ from oom_magic.predict.what_if.change import ByHandError, Change, InapplicableEr
 from oom_magic.predict.what_if.kept_classes import KeptClasses, metrics_of_classes
 from oom_magic.predict.what_if.load_changes import LoadChange
 from oom_magic.predict.what_if.loop_changes import (
+    BatchesMoved,
     DrawnEdges,
     DroppedOutputs,
     EdgesGiven,
@@ -112,6 +113,8 @@ class Survey(Change):
             return None if self.keeps_logits else InapplicableError("nothing_gathered")
         if isinstance(change, DrawnEdges):
             return None if self.edges is not None else InapplicableError("no_edges")
+        if isinstance(change, BatchesMoved):
+            return InapplicableError("no_data_wait")  # where the user's statements do not show them
         if isinstance(change, LoadChange):
             is_trained = self._has_stepped or self._num_forwards > 0
             return InapplicableError("weights_are_trained") if change.is_frozen and is_trained else None

@@ -14,6 +14,7 @@ from tests.gpu.notebooks import (
     settings_notebooks,
     summing_notebooks,
     unlike_notebooks,
+    waiting_notebooks,
 )
 from tests.gpu.notebooks.failing_notebooks import NOTEBOOKS
 
@@ -32,4 +33,5 @@ __all__ = [
     "settings_notebooks",
     "summing_notebooks",
     "unlike_notebooks",
+    "waiting_notebooks",
 ]

@@ -21,6 +21,7 @@ from oom_magic.explain.remedies.own_code.accumulation import (
     is_lightnings_trainer,
     with_more_batches,
 )
+from oom_magic.explain.remedies.own_code.data_on_host import BATCHES_MOVED, DataKept, written_so
 from oom_magic.explain.remedies.own_code.drawn_edges import with_edges_drawn
 from oom_magic.explain.remedies.own_code.gradients_off import (
     evaluations_without_gradients,
@@ -92,19 +93,22 @@ def rewritten_cell(
     overridden: Mapping[SizeParameter, int],
     growth: Growth | None,
     written: Sequence[Change],
+    kept: DataKept | None,
 ) -> Iterator[None]:
-    """A cell and its names with other sizes, a fixed line and changes that are written into it, for a while."""
+    """A cell and its names with other sizes, a fixed line and changes that are written into it, for a while; ``kept``
+    is the cell with its data on the host."""
     with contextlib.ExitStack() as stack:
         if growth is not None:
             stack.enter_context(mended(growth, tree, names))
         for parameter, value in overridden.items():
             stack.enter_context(parameter.override(tree, names, value))
         for change in written:
-            stack.enter_context(
-                single_precision(tree, names)
-                if change.is_written
-                else layers_moved(tree, change.values["number"], chains_in(names))
-            )
+            if change.written_as == BATCHES_MOVED and kept is not None:
+                stack.enter_context(written_so(kept, tree))
+            elif change.written_as:
+                stack.enter_context(single_precision(tree, names))
+            else:
+                stack.enter_context(layers_moved(tree, change.values["number"], chains_in(names)))
         yield
 
 
