@@ -240,7 +240,7 @@ PAGE_CATALOGUE: Sentences = {
     "pace_qlora": "slower",
     "pace_int8": "slower layers",
     "pace_launches": "more launches",
-    "pace_batches": "a bit slower",
+    "pace_batches": "moves batches",
     "pace_offload": "much slower",
     "pace_streamed": "copies weights",
     "pace_fsdp": "depends",
