@@ -114,7 +114,7 @@ class Survey(Change):
         if isinstance(change, DrawnEdges):
             return None if self.edges is not None else InapplicableError("no_edges")
         if isinstance(change, BatchesMoved):
-            return InapplicableError("no_data_wait")  # where the user's statements do not show them
+            return InapplicableError("so_already")  # where the user's statements do not show them
         if isinstance(change, LoadChange):
             is_trained = self._has_stepped or self._num_forwards > 0
             return InapplicableError("weights_are_trained") if change.is_frozen and is_trained else None
