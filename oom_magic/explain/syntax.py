@@ -12,6 +12,11 @@ _BODIES = ("body", "orelse", "finalbody", "handlers")
 Path = list[tuple[list[ast.stmt], int]]  # blocks, each with a place in it
 
 
+def expression(text: str) -> ast.expr:
+    """The tree of an expression."""
+    return ast.parse(text, mode="eval").body
+
+
 def is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
     """Whether a name is bound there."""
     return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)

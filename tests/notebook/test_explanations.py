@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import re
 import sys
@@ -400,6 +401,18 @@ def test_what_is_printed_or_written_in_the_end_is_still_needed(shell) -> None:
 
     code = code_of(shell, "new = train()\nprint(old.history, new)\ntorch.save(kept, 'a.pt')\nnew = old", {})
     assert code.read_beside >= {"old", "kept"} and "new" not in code.read_beside
+
+
+def test_what_only_a_last_print_reads_is_left_by_code_to_paste(shell) -> None:
+    from oom_magic.explain.remedies.own_code.rows.statements import computed_in_parts
+    from oom_magic.notebook.cells.cell_code import code_of
+
+    cell = "scores = queries @ corpus.T\nprint(queries.shape)\nbest = scores.argmax(1)\n"
+    code = code_of(shell, f"{cell}print(best, old, scores.shape)", {})
+    changed = computed_in_parts(code.tree, {}, "queries", 4)
+    assert changed is not None and "scores, best = map(torch.cat" in ast.unparse(changed)
+    changed = computed_in_parts(code_of(shell, cell, {}).tree, {}, "queries", 4)
+    assert changed is not None and "del scores" in ast.unparse(changed)
 
 
 def test_code_that_goes_on_where_memory_runs_out_is_named(shell):

@@ -30,7 +30,7 @@ def test_what_goes_to_ram_must_fit_there(ram: int | None, fits: bool | None) -> 
     assert situation.judged(replace(collected, key="no_grad"), 3 * GIB).fits
     kept = Remedy("expandable_segments", 5, "same", saving_bytes=GIB)
     found = [(RemedySpec(one.key, one.cost, one.speed, STEP, None, slot=one.key), one) for one in (remedy, kept)]
-    assert bool(likely_combinations(found, 33 * GIB, GIB, situation)) == (fits is not None)
+    assert bool(likely_combinations(found, 33 * GIB, GIB, situation, situation.usable_bytes)) == (fits is not None)
     smaller = situation.judged(Remedy("smaller_evaluation", 4, "same", saving_bytes=25 * GIB), 8 * GIB)
     assert ranked([remedy, smaller])[0].key == ("eval_accumulation" if fits else "smaller_evaluation")
 

@@ -14,7 +14,7 @@ from typing import Any
 from oom_magic.explain.live.called import NOTHING, object_of
 from oom_magic.explain.live.later_backward import is_backward, path_in_function
 from oom_magic.explain.remedies.own_code.loops import copied
-from oom_magic.explain.syntax import Path, bound_in, names_in, read_in
+from oom_magic.explain.syntax import Path, bound_in, expression, names_in, read_in
 
 _Places = list[tuple[list[ast.stmt], ast.stmt]]  # statements, each with the block that it is in
 _AS_LONG = ("enumerate", "tqdm", "list", "tuple", "sorted", "reversed")  # as their first argument
@@ -274,7 +274,7 @@ def _adding(body: list[ast.stmt]) -> Iterator[tuple[str, list[ast.stmt], ast.stm
 
 def _adding_detached(statement: ast.stmt, value: str) -> ast.stmt:
     """The statement that adds a value without its graph."""
-    made, detached = copied(statement), ast.parse(f"{value}.detach()", mode="eval").body
+    made, detached = copied(statement), expression(f"{value}.detach()")
     match made:
         case ast.Expr(value=ast.Call() as call):
             call.args = [detached]
@@ -308,10 +308,10 @@ def _number_of_turns(loop: ast.For, names: Mapping[str, Any]) -> ast.expr | None
     if isinstance(source, ast.Call) and ast.unparse(source.func) in ("range", "trange"):
         if len(source.args) == 1:
             return source.args[0]
-        return ast.parse(f"len({ast.unparse(source)})", mode="eval").body
+        return expression(f"len({ast.unparse(source)})")
     sources = source.args if isinstance(source, ast.Call) and ast.unparse(source.func) == "zip" else [source]
     values = [object_of(one, names) for one in sources]
     if any(one is NOTHING or not hasattr(type(one), "__len__") for one in values):
         return None
     lengths = ", ".join(f"len({ast.unparse(one)})" for one in sources)
-    return ast.parse(lengths if len(sources) == 1 else f"min({lengths})", mode="eval").body
+    return expression(lengths if len(sources) == 1 else f"min({lengths})")

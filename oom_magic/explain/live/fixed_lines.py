@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.live.called import object_of
 from oom_magic.explain.remedies.own_code.loops import copied
+from oom_magic.explain.syntax import expression
 
 if TYPE_CHECKING:
     from oom_magic.measure.holders.inventory import HolderSize
@@ -24,7 +25,7 @@ def cut_off(statement: ast.stmt, name: str, value: Any) -> str:
     call: Any = vars(new)["value"]
     for at, one in enumerate(call.args):
         if ast.unparse(one) == name:
-            call.args[at] = ast.parse(f"{name} if {name} is None else {given}", mode="eval").body
+            call.args[at] = expression(f"{name} if {name} is None else {given}")
     return ast.unparse(new)
 
 
@@ -50,7 +51,7 @@ def joined_on_host(statement: ast.Assign, has_graph: bool) -> str:
     parts = getattr(new.value.args[0], "elts", []) if new.value.args else []
     ending = "detach().cpu()" if has_graph else "cpu()"
     for at, part in enumerate(parts):
-        parts[at] = ast.parse(f"{ast.unparse(part)}.{ending}", mode="eval").body
+        parts[at] = expression(f"{ast.unparse(part)}.{ending}")
     return ast.unparse(new) if parts else ""
 
 
@@ -60,7 +61,7 @@ def collected_on_host(statement: ast.stmt, names: Mapping[str, Any]) -> str:
     found = [node for node in ast.walk(new) if isinstance(node, (ast.ListComp, ast.GeneratorExp))]
     kept = [one for one in found if _is_of_module(one.elt, names)]
     for one in kept:
-        one.elt = ast.parse(f"{ast.unparse(one.elt)}.cpu()", mode="eval").body
+        one.elt = expression(f"{ast.unparse(one.elt)}.cpu()")
     return ast.unparse(new) if kept and not isinstance(statement, (ast.For, ast.While, ast.With)) else ""
 
 

@@ -21,6 +21,7 @@ from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 from oom_magic.explain.remedies.own_code.loops import is_module
+from oom_magic.explain.syntax import expression
 from oom_magic.measure.history.frames import source_line
 from oom_magic.predict.shape_inference import (
     Output,
@@ -217,7 +218,7 @@ def _position(frame: FrameType, trace: TracebackType) -> tuple[int, int, int, in
 
 def _parsed(text: str) -> ast.expr | None:
     try:
-        return ast.parse(f"({textwrap.dedent(text).strip()})", mode="eval").body
+        return expression(f"({textwrap.dedent(text).strip()})")
     except (SyntaxError, ValueError):
         return None
 

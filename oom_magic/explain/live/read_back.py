@@ -12,6 +12,7 @@ from typing import Any
 
 from oom_magic.explain.live.called import object_of
 from oom_magic.explain.remedies.own_code.loops import copied
+from oom_magic.explain.syntax import expression
 
 _DRAWING = ("sample", "choices")  # of the module random: entries of a list
 _OF_NUMBERS = ("tensor", "as_tensor", "FloatTensor")  # functions of torch that take numbers as well
@@ -97,7 +98,7 @@ class _MovedBack(ast.NodeTransformer):
         whole = ast.unparse(node)
         each = _moved(whole if is_one else "one", self._entry)
         made = each if is_one or each is None else f"[{each} for one in {whole}]"
-        return node if made is None else ast.parse(made, mode="eval").body
+        return node if made is None else expression(made)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """``random.sample(kept, 32)``."""

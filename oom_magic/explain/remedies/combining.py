@@ -19,14 +19,13 @@ def likely_combinations(
     needed_bytes: int,
     between_steps_bytes: int,
     situation: Situation,
-    limit_bytes: int | None = None,
+    limit_bytes: int,
 ) -> list[tuple[Evaluated, ...]]:
     """Those of ``found`` that are expected to fit together, the cheapest first; before them what leaves the card safe.
 
-    ``limit_bytes`` is what they may need, if not all that PyTorch can have. ``needed_bytes`` is the need of the
-    unchanged run, ``between_steps_bytes`` what of it is kept between steps.
+    ``limit_bytes`` is what they may need, ``needed_bytes`` the need of the unchanged run, ``between_steps_bytes`` what
+    of it is kept between steps.
     """
-    most = situation.usable_bytes if limit_bytes is None else limit_bytes
     step = max(needed_bytes - between_steps_bytes, 1)
 
     def expected(chosen: Sequence[Evaluated]) -> float:
@@ -49,6 +48,6 @@ def likely_combinations(
         chosen
         for number in range(2, len(pool) + 1)
         for chosen in combinations(pool, number)
-        if len({one.slot for one, _ in chosen}) == number and expected(chosen) <= most * _LIKELY
+        if len({one.slot for one, _ in chosen}) == number and expected(chosen) <= limit_bytes * _LIKELY
     ]
     return sorted(possible, key=order)

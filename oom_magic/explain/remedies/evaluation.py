@@ -31,7 +31,15 @@ from oom_magic.explain.remedies.room import (
     other_hardware,
 )
 from oom_magic.explain.remedies.sizes.fitting import divisors, largest_fitting, parts
-from oom_magic.explain.remedies.specs import SHRINKING, STEP, RemedySpec, mends_growth, remedy_specs, shrinking
+from oom_magic.explain.remedies.specs import (
+    SHRINKING,
+    STEP,
+    RemedySpec,
+    cost_of_halving,
+    mends_growth,
+    remedy_specs,
+    shrinking,
+)
 from oom_magic.memory.allocator.segments import GRANULE_BYTES
 
 if TYPE_CHECKING:
@@ -41,7 +49,6 @@ if TYPE_CHECKING:
 _LEAST_SAVING = 0.01  # of what the run needs: a remedy that saves less is not worth a line
 # Remedies up to this cost leave model, data and training as they are; if one fits, nothing is combined.
 _HARMLESS = 50
-_OF_HALVING = 10  # the more of a sequence is cut off, the less is learnt from it
 _MOST_COMBINATIONS = 4
 _OF_EVALUATION = ("no_grad", "eval_accumulation", "kept_classes", "smaller_evaluation")  # which change no result
 _SEGMENTS = "expandable_segments"
@@ -420,8 +427,7 @@ class RemedyEvaluator:
         before_need, least = (before, needed or self.needed_bytes), between_steps_bytes(self._baseline)
         fitting = (largest_fitting(need, sizes, before_need, least, limit) for limit in limits)
         after = next(filter(None, fitting), None) or min(reports)
-        if what == "seq":
-            cost += _OF_HALVING * max((before // after).bit_length() - 2, 0)  # the first is in it
+        cost += cost_of_halving(what, before, after)
         values = {"before": before, "after": after, "accumulation": whole // after, "name": self._rehearsal.label(what)}
         if key == "smaller_batch" and self._rehearsal.compares_samples:
             values["compared"] = after - 1
@@ -458,7 +464,7 @@ class RemedyEvaluator:
         only with a release of what nobody needs."""
         verdicts = {remedy.verdict for _, remedy in found if remedy.fits}
         is_close = verdicts == {"danger"}
-        limit = self._situation.safe_bytes if is_close else None
+        limit = self._situation.safe_bytes if is_close else self._situation.usable_bytes
         possible = likely_combinations(
             found, self.needed_bytes, between_steps_bytes(self._baseline), self._situation, limit
         )

@@ -24,6 +24,7 @@ STEP = ("activation", "temporary")  # memory that a step allocates and frees
 _LEAST_OF_TRITON = (7, 0)  # torch/_dynamo/device_interface.py, CudaInterface.is_triton_capable
 # By size: the remedy, its cost and its effect on speed.
 SHRINKING = {"batch": ("smaller_batch", 30, "accumulation"), "seq": ("shorter_sequences", 55, "faster")}
+_OF_HALVING = 10
 _AT_EVALUATION = ("smaller_evaluation", 4, "same")  # the results are the same, and nothing is accumulated
 _OF_COMPARED = ("smaller_batch", 58, "accumulation")  # it changes what is learnt
 _EVERY = ("parameter", "gradient", "optimizer_state", "activation")
@@ -45,6 +46,11 @@ def shrinking(what: str, is_evaluation: bool, compares_samples: bool) -> tuple[s
     if what == "batch" and is_evaluation:
         return _AT_EVALUATION
     return _OF_COMPARED if what == "batch" and compares_samples else SHRINKING[what]
+
+
+def cost_of_halving(what: str, before: int, after: int) -> int:
+    """What is added where a sequence is cut more than once in half: the more is cut off, the less is learnt from it."""
+    return _OF_HALVING * max((before // after).bit_length() - 2, 0) if what == "seq" else 0
 
 
 @dataclass(frozen=True)

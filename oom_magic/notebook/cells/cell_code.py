@@ -16,6 +16,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from oom_magic.explain.syntax import bound_in, names_in
 from oom_magic.notebook.options import with_cards_quoted
 from oom_magic.user_code import compiled_cell
 
@@ -94,10 +95,22 @@ def code_of(shell: InteractiveShell, source: str, names: dict[str, Any]) -> Cell
         kept = [one for one in tree.body if not _calls_shell(one) and not _only_prints(one)]
         left_out = [node for one in tree.body if one not in kept for node in ast.walk(one)]
         read = {node.id for node in left_out if isinstance(node, ast.Name)} - newly_assigned_names(tree)
-        return CellCode(ast.Module(kept, tree.type_ignores), names, read_beside=frozenset(read))
+        body = [*kept, *_read_at_the_end(tree.body, kept)]
+        return CellCode(ast.Module(body, tree.type_ignores), names, read_beside=frozenset(read))
     path, arguments, is_interactive = script
     own = names if is_interactive else {"__name__": _MAIN, "__file__": str(path), "__builtins__": __builtins__}
     return CellCode(ast.parse(path.read_bytes()), own, str(path), [str(path), *arguments])
+
+
+def _read_at_the_end(body: list[ast.stmt], kept: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """A statement that only reads what the statements ``kept`` bind and those behind them show: code to paste must
+    leave it."""
+    end = body.index(kept[-1]) + 1 if kept else len(body)
+    made = {name for one in kept for name in bound_in(one)}
+    read = [name for name in names_in(ast.Module(body[end:], [])) if name in made]
+    if read:
+        value = ast.Tuple([ast.Name(name, ast.Load()) for name in read], ast.Load())
+        yield ast.copy_location(ast.Expr(value), body[end])
 
 
 def newly_assigned_names(tree: ast.Module) -> frozenset[str]:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from oom_magic.explain.syntax import expression
+
 _MAX_BLOCKS = 40
 _MAX_BLOCK_LINES = 300
 _MAX_REPAIRS = 12
@@ -100,7 +102,7 @@ def _cut(value: ast.expr) -> ast.expr:
     text = ast.unparse(value)
     end = ".item()" if "loss" in text.lower() else ".detach().cpu()"
     whole = text if isinstance(value, ast.Name | ast.Attribute | ast.Subscript | ast.Call) else f"({text})"
-    return ast.parse(whole + end, mode="eval").body
+    return expression(whole + end)
 
 
 def _blocks(text: str) -> Iterator[list[str]]:

@@ -19,7 +19,7 @@ from oom_magic.explain.remedies.own_code.loops import (
     outermost,
     training_loops,
 )
-from oom_magic.explain.syntax import bound_in, is_stored
+from oom_magic.explain.syntax import bound_in, expression, is_stored
 
 _WRAPPING = ("enumerate", "tqdm")  # which go over what they are given
 ACCUMULATED_BATCHES = "accumulate_grad_batches"  # of Lightning's trainer
@@ -171,7 +171,7 @@ class _Slower(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         """The expression for a counter."""
-        return ast.parse(self._counters[node.id], mode="eval").body if node.id in self._counters else node
+        return expression(self._counters[node.id]) if node.id in self._counters else node
 
 
 def _count_slower(statement: ast.If | ast.While, counters: Mapping[str, str]) -> bool:
@@ -275,7 +275,7 @@ def _accumulate(loop: ast.For | ast.While, limits: Collection[Argument]) -> bool
     for one in limits:
         one.value = ast.BinOp(one.value, ast.Mult(), ast.Name("accumulation"))
     of_steps = _ends_by_steps(loop, others[:at], others[at:])
-    condition = ast.parse(f"{_counter(loop)} % accumulation == 0", mode="eval").body
+    condition = expression(f"{_counter(loop)} % accumulation == 0")
     later = [one for one in others[at:] if one not in of_steps[:-1]]
     if later[:1] == of_steps[-1:]:
         updates, later = [*updates, *of_steps], later[1:]
@@ -317,7 +317,7 @@ def _accumulate_inside(
         reads_later = any(bound_in(later).intersection(_texts(one)) for later in after)
         after += [one] if _leads_out(one) or _counts(one) or one in behind or reads_later else []
     inside = [one for one in others[first:] if one not in after]
-    each = ast.For(ast.Name("_"), ast.parse("range(accumulation)", mode="eval").body, inside, [])
+    each = ast.For(ast.Name("_"), expression("range(accumulation)"), inside, [])
     loop.body = [*others[:first], each, *updates, *after]
     return True
 
@@ -462,7 +462,7 @@ def _counter(loop: ast.For) -> str:
     if counter:
         return counter if start == 1 else f"({counter} + {1 - start})" if start < 1 else f"({counter} - {start - 1})"
     loop.target = ast.Tuple([ast.Name("number"), loop.target])
-    loop.iter = ast.parse(f"enumerate({ast.unparse(loop.iter)}, 1)", mode="eval").body
+    loop.iter = expression(f"enumerate({ast.unparse(loop.iter)}, 1)")
     return "number"
 
 

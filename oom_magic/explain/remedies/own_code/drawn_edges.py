@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.live.called import object_of
 from oom_magic.explain.remedies.own_code.loops import Code, is_module
+from oom_magic.explain.syntax import expression
 
 if TYPE_CHECKING:
     from oom_magic.predict.what_if.loop_changes import EdgesGiven
@@ -57,4 +58,4 @@ def _arguments(call: ast.Call, model: Any) -> dict[int | str, ast.expr]:
 
 
 def _replaced(argument: ast.expr, new: Mapping[int, str]) -> ast.expr:
-    return ast.parse(new[id(argument)], mode="eval").body if id(argument) in new else argument
+    return expression(new[id(argument)]) if id(argument) in new else argument

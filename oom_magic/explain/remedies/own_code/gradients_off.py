@@ -27,10 +27,16 @@ _EVALUATED = re.compile(r"(?:\b|_)(?:val|valid\w*|eval\w*|test)(?:\b|_)", re.IGN
 
 def without_gradients(tree: ast.Module) -> str:
     """The cell's statements under ``no_grad``; "" where they are long."""
-    body = [one for one in tree.body if not isinstance(one, _DEFINING)]
+    body = [one for one in tree.body if not isinstance(one, _DEFINING) and not _only_shows(one)]
     if not body or len(body) > _MOST_STATEMENTS:
         return ""
     return ast.unparse(_under_no_grad(body))
+
+
+def _only_shows(statement: ast.stmt) -> bool:
+    """Whether it is a value that a cell ends with, to be seen."""
+    nodes = ast.walk(statement) if isinstance(statement, ast.Expr) else ()
+    return isinstance(statement, ast.Expr) and not any(isinstance(one, (ast.Call, ast.Await)) for one in nodes)
 
 
 def _under_no_grad(body: list[ast.stmt]) -> ast.With:

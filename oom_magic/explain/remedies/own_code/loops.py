@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 from oom_magic.explain.live.called import called_in, object_of
-from oom_magic.explain.syntax import bound_in, names_in, path_to
+from oom_magic.explain.syntax import bound_in, expression, names_in, path_to
 from oom_magic.user_code import is_users_file
 
 Code = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
@@ -78,7 +78,7 @@ def copied(node: Node) -> Node:
     all trees share (``ast.Load()``) have a ``parent`` in some library's source, which is copied as a whole.
     """
     text = ast.unparse(node)
-    made: Any = ast.parse(text, mode="eval").body if isinstance(node, ast.expr) else ast.parse(text).body[0]
+    made: Any = expression(text) if isinstance(node, ast.expr) else ast.parse(text).body[0]
     return made  # type: ignore[no-any-return]
 
 

@@ -11,7 +11,7 @@ from oom_magic.explain.live.called import object_of
 from oom_magic.explain.remedies.code import RUN_ONCE, placed_after
 from oom_magic.explain.remedies.own_code.loops import Code, copied
 from oom_magic.explain.remedies.own_code.models import held_by
-from oom_magic.explain.syntax import bound_in, names_in
+from oom_magic.explain.syntax import bound_in, expression, names_in
 
 # The class that replaces the optimizer's, by remedy; "" where that stays.
 OPTIMIZERS = {
@@ -159,7 +159,7 @@ def _is_scheduler(value: Any) -> bool:
 def _made_anew(path: str, optimizer: Any, key: str, model: str, names: Mapping[str, Any]) -> str:
     """An optimizer for the same parameters with the same learning rate and weight decay: of the class of a remedy, or
     ("") of its own for those that have gradients then; "" where it has other parameters than the model."""
-    of_model = object_of(ast.parse(model, mode="eval").body, names)
+    of_model = object_of(expression(model), names)
     if not type(optimizer).__module__.startswith("torch.optim"):
         return ""  # a wrapper
     (group, *more), every = optimizer.param_groups, list(getattr(of_model, "parameters", list)())

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from oom_magic.explain.remedies.own_code.models import part_at
+from oom_magic.explain.syntax import expression
 
 _REPLICATES = ("DistributedDataParallel", "DDP")
 _SHARDS = ("fully_shard",)
@@ -114,7 +115,7 @@ def _changed(tree: ast.AST, names: tuple[str, ...], change: Callable[[ast.Call],
 
 def _set(call: ast.Call, name: str, value: str) -> None:
     others = [one for one in call.keywords if one.arg != name]
-    call.keywords = [*others, ast.keyword(name, ast.parse(value, mode="eval").body)]
+    call.keywords = [*others, ast.keyword(name, expression(value))]
 
 
 def _unset(call: ast.Call, name: str) -> None:

@@ -27,7 +27,7 @@ from oom_magic.explain.remedies.own_code.loops import (
     trained_in,
     training_block,
 )
-from oom_magic.explain.syntax import read_before_bound
+from oom_magic.explain.syntax import expression, read_before_bound
 
 _MOST_BACKWARDS = 4  # of a turn, such as those of a generator and a discriminator
 _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -152,7 +152,7 @@ def _scaled(block: Block | ast.Module, names: Mapping[str, Any]) -> bool:
             loss = ast.unparse(call.func.value)
             if loss.endswith("accelerator"):
                 return False
-            call.func.value = ast.parse(f"scaler.scale({loss})", mode="eval").body
+            call.func.value = expression(f"scaler.scale({loss})")
     body = steps[0][0]
     for _, step in steps:
         call = step.value
@@ -160,7 +160,7 @@ def _scaled(block: Block | ast.Module, names: Mapping[str, Any]) -> bool:
         if clips:
             clipping = next((each for each in _bodies(block) if clips[0] in each), body)
             clipping.insert(clipping.index(clips[0]), ast.parse(f"scaler.unscale_({owner})").body[0])
-        step.value = ast.parse(f"scaler.step({owner})", mode="eval").body
+        step.value = expression(f"scaler.step({owner})")
     body.insert(body.index(steps[-1][1]) + 1, ast.parse("scaler.update()").body[0])
     return True
 

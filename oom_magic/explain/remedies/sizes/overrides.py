@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from oom_magic.explain.syntax import expression
+
 Override = Callable[[ast.Module, dict[str, Any], int], Any]
 
 
@@ -167,7 +169,7 @@ def called_in_parts(
 ) -> Iterator[None]:
     """Has a call of a model made on parts of its rows, each of ``value``."""
     before = holder[key]
-    made = ast.parse(in_parts(value), mode="eval").body
+    made = expression(in_parts(value))
     holder[key] = ast.fix_missing_locations(ast.copy_location(made, before))
     try:
         yield

@@ -16,7 +16,7 @@ from oom_magic.explain.live.called import NOTHING, called_in, object_of
 from oom_magic.explain.remedies.own_code.loops import copied, is_module
 from oom_magic.explain.remedies.own_code.rows.apart import keeps_rows, stay_apart
 from oom_magic.explain.remedies.own_code.rows.pairs import AT
-from oom_magic.explain.syntax import names_in
+from oom_magic.explain.syntax import expression, names_in
 
 # Methods of models that compute rows by themselves, as calling the model does.
 _OF_ROWS = re.compile(r"^(generate|encode|forward|embed|predict|sample|decode|infer|transform)|_features$|^__call__$")
@@ -161,7 +161,7 @@ class _Rows(ast.NodeTransformer):
             return mapping
         text = ast.unparse(mapping)
         self.length = self.length or f"len(next(iter({text}.values())))"
-        return _parsed(f"{{name: value[{AT}:{AT} + {self._after}] for name, value in {text}.items()}}")
+        return expression(f"{{name: value[{AT}:{AT} + {self._after}] for name, value in {text}.items()}}")
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         """Not the function itself."""
@@ -188,7 +188,7 @@ class _Rows(ast.NodeTransformer):
             return node
         text = ast.unparse(node)
         self.length = self.length or f"len({text})"
-        return _parsed(f"{text}[{AT}:{AT} + {self._after}]")
+        return expression(f"{text}[{AT}:{AT} + {self._after}]")
 
     def _known(self, node: ast.expr) -> Any:
         """What an expression is before the code runs; NOTHING of what the code binds."""
@@ -200,7 +200,3 @@ class _Rows(ast.NodeTransformer):
     def _has_rows(self, value: Any) -> bool:
         is_list = isinstance(value, list) and len(value) == self._number  # such as texts
         return is_list or tuple(getattr(value, "shape", ()))[:1] == (self._number,)
-
-
-def _parsed(text: str) -> ast.expr:
-    return ast.parse(text, mode="eval").body

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from oom_magic.explain.syntax import bound_in, names_in, read_in
+from oom_magic.explain.syntax import bound_in, expression, names_in, read_in
 
 AT = "at"  # where a part begins among the rows
 _IN_PAIRS = frozenset({"cdist", "outer", "kron", "tensordot"})
@@ -77,21 +77,15 @@ def parted(
 class _DiagonalsAt(ast.NodeTransformer):
     """The diagonal of a part of a matrix's rows in place of that of all."""
 
-    def visit_Call(self, node: ast.Call) -> ast.Call:
+    def visit_Call(self, node: ast.Call) -> ast.expr:
         """``x.fill_diagonal_(0)`` becomes ``x.diagonal(at).fill_(0)``, ``x.diagonal()`` gets its place."""
         self.generic_visit(node)
         match node:
             case ast.Call(func=ast.Attribute(value=value, attr="fill_diagonal_"), args=[filled]):
-                return _parsed(f"{ast.unparse(value)}.diagonal({AT}).fill_({ast.unparse(filled)})")
+                return expression(f"{ast.unparse(value)}.diagonal({AT}).fill_({ast.unparse(filled)})")
             case ast.Call(func=ast.Attribute(attr="diagonal"), args=[], keywords=[]):
                 node.args = [ast.Name(AT, ast.Load())]
         return node
-
-
-def _parsed(text: str) -> ast.Call:
-    made = ast.parse(text, mode="eval").body
-    assert isinstance(made, ast.Call)
-    return made
 
 
 def is_in_place(statement: ast.stmt) -> bool:
