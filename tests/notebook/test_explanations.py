@@ -423,6 +423,23 @@ def test_code_that_goes_on_where_memory_runs_out_is_named(shell):
     assert "where memory runs out (except torch.OutOfMemoryError). So do the rehearsals" in text
 
 
+def test_what_the_failed_dry_cell_did_to_objects_of_earlier_ones_is_not_there_in_rehearsals(shell):
+    """An optimizer that a trainer makes when it begins was there, with states that were nowhere."""
+    making = (
+        "import torch\nnet = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(4)]).cuda()\n"
+        "class Trainer:\n    optimizer = None\n    num_runs = 0\ntrainer = Trainer()\n"
+        "def train(sizes):\n    trainer.num_runs += 1\n    assert trainer.num_runs == 1\n    for batch_size in sizes:\n"
+        "        if trainer.optimizer is None:\n"
+        "            trainer.optimizer = torch.optim.AdamW(net.parameters(), fused=True)\n"
+        "        net(torch.randn(batch_size, 2048, device='cuda')).sum().backward()\n"
+        "        trainer.optimizer.step()\n        trainer.optimizer.zero_grad()"
+    )
+    run(shell, CARD + making)
+    assert shell.run_cell(f"{CARD}train([1000, 800_000])").error_in_exec is not None
+    remedies = run(shell, "%oom_explain").remedies
+    assert remedies[0].key == "smaller_batch" and remedies[0].fits
+
+
 def test_a_cell_whose_backward_is_in_the_next_is_priced_with_it(shell):
     def explained(cell):
         assert shell.run_cell(f"{CARD}{cell}", store_history=True).error_in_exec is not None

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from oom_magic.memory.workspaces import KeptWorkspace, PrivatePool, Workspaces, private_pools_in
-from oom_magic.predict.isolation.live_objects import find_live_objects
+from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_objects
 from oom_magic.predict.isolation.reach import Reach
 
 _DICTS = (dict, OrderedDict, defaultdict)
@@ -61,11 +61,18 @@ class StartingPoint:
     cards, what libraries keep between calls.
 
     The names ``but`` are assumed not to have been there. ``dropped``: the names that the run has assigned since;
-    ``needed``: those of them that a rehearsal reads before it assigns them.
+    ``needed``: those of them that a rehearsal reads before it assigns them. With ``keeps_names`` the names stay as they
+    are, and only what they lead to and ``live`` optimizers and the like are restored.
     """
 
-    def __init__(self, namespaces: Sequence[dict[str, Any]], but: Collection[str] = ()) -> None:
-        self._but = but
+    def __init__(
+        self,
+        namespaces: Sequence[dict[str, Any]],
+        but: Collection[str] = (),
+        live: LiveObjects | None = None,
+        keeps_names: bool = False,
+    ) -> None:
+        self._but, self._keeps_names = but, keeps_names
         self._made_anew: Callable[[TensorState], torch.Tensor] | None = None
         self._original: Callable[[Any], Any] = lambda one: one
         self.dropped: set[str] = set()
@@ -75,15 +82,16 @@ class StartingPoint:
         self._contents: list[_Contents] = []
         self._seen: set[int] = set()  # containers
         self._num_entries = 0
-        live = find_live_objects()
+        live = find_live_objects() if live is None else live
+        owners = [*(() if keeps_names else live.modules), *live.tools]
         with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
             self.workspaces, self.private_pools = kept_on_cards(live.tensors)
             self._tensors = {id(tensor): was for tensor in live.tensors if (was := _state_of(tensor)) is not None}
-        for one in (*live.modules, *live.tools):
+        for one in owners:
             self._references[id(one)] = weakref.ref(one)
         for namespace in namespaces:
             self._note(namespace, _DEPTH, lambda namespace=namespace: namespace, (), is_namespace=True)  # type: ignore[misc]
-        for one in (*live.modules, *live.tools):
+        for one in owners:
             self._note(vars(one), _DEPTH, weakref.ref(one), ())
 
     @classmethod
@@ -158,7 +166,7 @@ class StartingPoint:
     def _restore(self, noting: Callable[[Any, int], None]) -> None:
         self.dropped.clear()
         for one in self._contents:
-            container = _find(one)
+            container = None if one.is_namespace and self._keeps_names else _find(one)
             if container is None:
                 continue
             noting(container, 1)

@@ -88,6 +88,7 @@ class TensorExchange:
         self.context_values: ContextValues = (
             ContextValues() if origin is None else origin.context_values
         )  # among the changes
+        self._objects_found: StartingPoint | None = None  # by the last run, that earlier ones made
         self._made: Changes = {} if origin is None else origin._found
         self._found: Changes = self._made  # by the last run
 
@@ -153,12 +154,15 @@ class TensorExchange:
         real.add(set_by_runs, 1, self.context_values)
         self._found = self._made
         real.apply(self._found)
-        if self._start is not None:
-            self._start.restore(real.add, functools.partial(made_anew, self.gpu), self._run_copies.original)
+        for start in (self._start, None if self._origin is None else self._origin._objects_found):
+            if start is not None:
+                start.restore(real.add, functools.partial(made_anew, self.gpu), self._run_copies.original)
         self._keep_memory(live.tensors, assume)
         self._exchange(journal, pairs, live.tensors, give_scripted)
         self._guard(journal, live.tensors, pairs, others, namespaces, assume)
         self._watch(real, live, [*namespaces, set_by_runs], above, [one.tensor for one in pairs], own)
+        found = StartingPoint([*namespaces, *above], live=live, keeps_names=True) if own else None
+        self._objects_found = found
         return real
 
     def _watch(
