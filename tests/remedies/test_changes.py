@@ -53,6 +53,29 @@ def test_gradients_scaled_by_accelerate_are_accumulated(fresh_accelerate):
     assert run(loop, habits.AccumulatedGradients()).peak_allocated_bytes
 
 
+@pytest.mark.parametrize("is_lightnings", [True, False])
+def test_batches_that_lightning_gives_to_a_step_are_accumulated(is_lightnings):
+    """Its optimizers compute the gradients by a closure, within the step: a step of others may do so several times."""
+
+    def loop():
+        net = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)]).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+        def closure():
+            loss = net(torch.zeros(8192, 1024, device="cuda")).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            return loss.detach()
+
+        closure.__module__ = "pytorch_lightning.loops" if is_lightnings else "users"
+        for _ in range(4):
+            optimizer.step(closure)
+
+    gradients = 4 * (1024 * 1024 + 1024) * 4
+    alone, changed = run(loop).peak_allocated_bytes, run(loop, habits.AccumulatedGradients()).peak_allocated_bytes
+    assert (changed - alone >= gradients / 2) == is_lightnings
+
+
 @pytest.mark.parametrize("clears", ["first", "before the backward", "at the end"])
 def test_a_run_of_one_step_accumulates_too(clears):
     """Its step is the first, so the second of its batches was priced without the gradients of the first."""

@@ -13,6 +13,7 @@ import torch
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.own_code.rows.calls import in_rows, model_calls
+from oom_magic.explain.remedies.own_code.rows.functions import compared_in_parts, compared_rows
 from oom_magic.explain.remedies.own_code.rows.statements import computed_in_parts, leading_rows
 from oom_magic.explain.remedies.own_code.writing import CodeWriter
 from oom_magic.explain.remedies.remedy import Situation, ranked
@@ -329,3 +330,54 @@ def test_several_answers_to_each_prompt_are_advised_for_some_prompts_at_a_time()
     first = ranked(list(evaluator.remedies()))[0]
     assert first.key == "smaller_evaluation" and first.fits and first.values["before"] == 1024
     assert f"net.generate(prompts[at:at + {first.values['after']}].cuda(), 8)" in first.code
+
+
+KMEANS = """
+def kmeans(x, k, turns=3):
+    centers = x[:k].clone()
+    for _ in range(turns):
+        {distances}
+        nearest = distances.argmin(1)
+        centers.zero_().index_add_(0, nearest, x)
+        centers /= torch.bincount(nearest, minlength=k).clamp(min=1)[:, None]
+    return centers, nearest
+"""
+
+
+@pytest.mark.parametrize(
+    "distances", ["distances = torch.cdist(x, centers)", "distances = ((x[:, None] - centers[None]) ** 2).sum(-1)"]
+)
+def test_rows_that_a_function_compares_in_a_loop_are_taken_in_parts(distances: str) -> None:
+    tree = ast.parse(KMEANS.format(distances=distances))
+    definition: Any = tree.body[0]
+    assert list(compared_rows(definition, {"torch": torch})) == ["x"]
+    made = compared_in_parts(definition, {"torch": torch}, "x", 7)
+    assert made is not None and "x.split(7)" in ast.unparse(made) and ast.unparse(definition) in ast.unparse(tree)
+    results = []
+    for one in (definition, made):
+        seen: dict[str, Any] = {"torch": torch}
+        exec(compile(ast.Module([one], []), "<cell>", "exec"), seen)
+        torch.manual_seed(0)
+        results.append(seen["kmeans"](torch.randn(50, 4), 5))
+    assert torch.allclose(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["distances = torch.cdist(centers, x).T", "distances = torch.cdist(x, centers).softmax(0)",
+     "distances = torch.cdist(x[torch.randperm(len(x))], centers)"],
+)  # fmt: skip
+def test_rows_of_a_function_that_meet_are_not_parted(statement: str) -> None:
+    definition: Any = ast.parse(KMEANS.format(distances=statement)).body[0]
+    assert not list(compared_rows(definition, {"torch": torch}))
+
+
+def test_points_in_a_loop_are_advised_in_parts() -> None:
+    seen: dict[str, Any] = {"torch": torch, "points": torch.zeros(2**14, 8)}
+    cell = KMEANS.format(distances="distances = torch.cdist(x, centers)") + "found = kmeans(points.cuda(), 2**13)"
+    rehearsal = CellRehearsal(lambda code, known: exec(compile(code, "<cell>", "exec"), known), ast.parse(cell), seen)
+    evaluator = RemedyEvaluator(rehearsal, Situation(300 * 2**20, find_gpu("RTX 3060"), total_bytes=400 * 2**20))
+    first = ranked(list(evaluator.remedies()))[0]
+    assert first.key == "smaller_evaluation" and first.fits and first.values["before"] == 2**14
+    assert first.code.startswith("def kmeans(") and f"x.split({first.values['after']})" in first.code
+    assert "_oom_magic_rows" not in seen

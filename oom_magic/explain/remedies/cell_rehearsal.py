@@ -26,6 +26,7 @@ from oom_magic.explain.remedies.own_code.other_cells import (
 )
 from oom_magic.explain.remedies.own_code.placement import own_placement
 from oom_magic.explain.remedies.own_code.precision import in_single_precision
+from oom_magic.explain.remedies.own_code.rows.functions import COUNTED
 from oom_magic.explain.remedies.own_code.rows.statements import leading_rows
 from oom_magic.explain.remedies.own_code.writing import (
     CodeWriter,
@@ -49,6 +50,7 @@ from oom_magic.explain.remedies.sizes.inputs import dimensions_of, has_rows, siz
 from oom_magic.explain.remedies.sizes.parameters import (
     SizeParameter,
     find_accumulation,
+    find_compared_rows,
     find_rows,
     find_size_parameters,
     leading_names,
@@ -200,6 +202,27 @@ class CellRehearsal:
         found = leading_rows(self._tree, self._names)
         for parameter in () if found is None else find_rows(self._tree, self._names, found[1], True):
             self.parameters["batch"], self.sizes = parameter, {"batch": found[1] if found else 0}
+        for parameter in find_compared_rows(self._tree, self._names) if found is None else ():
+            counted = self._count_rows(parameter)
+            if counted > 1:
+                self.parameters["batch"], self.sizes = parameter, {"batch": counted}
+                return
+
+    def _count_rows(self, parameter: SizeParameter) -> int:
+        """How many rows there are where the code compares them; 0 where it cannot be followed."""
+        from oom_magic.predict.what_if.change import InapplicableError
+
+        def count(rows: Any) -> None:
+            raise InapplicableError("size_not_set_there", count=len(rows))  # which ends the run
+
+        self._names[COUNTED] = count
+        try:
+            self._execute((), {parameter: 0})
+        except NotEvaluatedError as error:
+            return int(error.reason.values.get("count", 0))
+        finally:
+            del self._names[COUNTED]
+        return 0
 
     def _named_batches(self, value: int) -> list[SizeParameter]:
         """What is called a batch, or stands first in shapes, or are rows of a call to take in parts, of that number."""

@@ -35,8 +35,9 @@ class AccumulatedGradients(Change):
     """Several smaller batches make up a step: after the first step each takes two, the fewest that show what all of
     them hold.
 
-    A call of ``step`` with a closure, which computes the gradients itself, is made each time. ``is_one_step``: the run
-    has no later step, so its one batch is taken for the second of two, beside the gradients of the first.
+    A call of ``step`` with a closure, which computes the gradients itself, is made each time, but for Lightning's,
+    whose closures compute those of one batch. ``is_one_step``: the run has no later step, so its one batch is taken for
+    the second of two, beside the gradients of the first.
     """
 
     def __init__(self, is_one_step: bool = False) -> None:
@@ -89,19 +90,20 @@ class _Turns:
         """``step``, except for skipped calls."""
 
         def run(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_inside or args or kwargs:
+            batch = _batch_of_lightning(*args, **kwargs)
+            if self._is_inside or ((args or kwargs) and batch is None):
                 return step(optimizer, *args, **kwargs)
-            self._is_begun = False
             number = self._numbers[id(optimizer)] = self._numbers.get(id(optimizer), 0) + 1
-            self._is_left_out = number % 2 == 0
-            if self._is_left_out:
+            if number % 2 == 0:
+                result = None if batch is None else batch()
+                self._is_begun, self._is_left_out = False, True
                 _forget_unscaling(optimizer)
-                return None
+                return result
             self._is_inside = True
             try:
-                result = step(optimizer)
+                result = step(optimizer, *args, **kwargs)
             finally:
-                self._is_inside = False
+                self._is_inside = self._is_begun = self._is_left_out = False
             optimizer.zero_grad(set_to_none=self._sets_to_none)
             return result
 
@@ -116,6 +118,15 @@ class _Turns:
                 zero_grad(owner, set_to_none)
 
         return run
+
+
+def _batch_of_lightning(*args: Any, **kwargs: Any) -> Callable[[], Any] | None:
+    """The closure with which Lightning has an optimizer's step compute the gradients of one batch; None of others,
+    which may compute them several times."""
+    given = next(iter((*args, *kwargs.values())), None)
+    inner = getattr(given, "func", given)  # a partial of its precision's
+    module = str(getattr(inner, "__module__", None) or type(inner).__module__)
+    return given if callable(given) and module.partition(".")[0] in ("pytorch_lightning", "lightning") else None
 
 
 def _forget_unscaling(optimizer: Any) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from oom_magic.explain.live.called import called_in, object_of
 from oom_magic.explain.remedies.own_code.loops import Code
 from oom_magic.explain.remedies.own_code.rows.calls import in_rows, model_calls
+from oom_magic.explain.remedies.own_code.rows.functions import compared_in_parts, compared_rows
 from oom_magic.explain.remedies.own_code.rows.statements import computed_in_parts
 from oom_magic.explain.remedies.own_code.rows.steps import first_made_rows, first_rows, made_rows, rows_read
 from oom_magic.explain.remedies.sizes.overrides import (
@@ -99,6 +100,29 @@ def _steps_of(tree: ast.Module, names: Mapping[str, Any]) -> Iterator[tuple[Code
     for one in called_in(tree, names):
         if made_rows(one.definition) and is_cell(one.file) and names.get(one.definition.name) is one.function:
             yield one.definition, partial(partial, defined_in, one.definition)
+
+
+def find_compared_rows(tree: ast.Module, names: Mapping[str, Any]) -> Iterator[SizeParameter]:
+    """The rows that a loop of the cell, or a function that it runs, compares with others; with 0 in their place, the
+    code tells ``COUNTED`` how many there are."""
+    codes: list[tuple[Code, Callable[[Override], Override]]] = [(tree, lambda override: override)]
+    codes += [(one, lambda override: override) for one in tree.body if isinstance(one, ast.FunctionDef)]
+    for one in called_in(tree, names):
+        if isinstance(one.definition, ast.FunctionDef) and names.get(one.definition.name) is one.function:
+            codes.append((one.definition, partial(partial, defined_in, one.definition)))
+    for code, place in codes:
+        for rows in compared_rows(code, names):
+            in_parts = partial(_compared_in_parts, code, rows)
+            yield SizeParameter(rows, False, place(partial(changed_cell, in_parts)))
+
+
+def _compared_in_parts(
+    code: Code, rows: str, tree: ast.Module, names: Mapping[str, Any], after: int
+) -> ast.Module | None:
+    made = compared_in_parts(code, names, rows, after)
+    if made is None or isinstance(made, ast.Module):
+        return made
+    return ast.Module([made if one is code else one for one in tree.body], [])
 
 
 def find_size_parameters(

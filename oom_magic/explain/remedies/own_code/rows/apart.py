@@ -26,6 +26,8 @@ _OF_TWO = frozenset({"max", "min"})
 _MIXING = frozenset(
     {"nonzero", "unique", "backward", "item", "diag", "diagonal", "fill_diagonal_", "eye", "trace", "tril", "triu",
      "tril_", "triu_", "solve", "solve_triangular", "cholesky", "cholesky_solve", "lstsq", "inv", "inverse", "pinv",
+     "bincount", "histc", "index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce",
+     "scatter_reduce_", "index_reduce_",
      "det", "logdet", "slogdet", "svd", "svdvals", "qr", "eig", "eigh", "eigvals", "eigvalsh", "lobpcg", "matrix_exp"}
 )  # fmt: skip
 _NUMBER_OF_ROWS = re.compile(

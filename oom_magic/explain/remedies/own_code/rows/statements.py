@@ -41,6 +41,8 @@ def computed_in_parts(tree: ast.Module, names: Mapping[str, Any], rows: str, aft
         return None
     start, stop = _stretch(body, reads[0])
     block = ast.Module(body[start:stop], [])
+    if {one.name for one in body if isinstance(one, ast.FunctionDef)} & set(names_in(block)) - names.keys():
+        return None  # of what it defines itself, what it calls is not known yet
     used = _results(block.body, body[stop:])
     begun = read_before_bound(block) & bound_in(block)
     inside = _of_part(block.body, names, rows) if used and not begun and reads[-1] < stop else None
@@ -48,6 +50,15 @@ def computed_in_parts(tree: ast.Module, names: Mapping[str, Any], rows: str, aft
     if not made:
         return None
     return ast.fix_missing_locations(ast.Module([*body[:start], *made, *body[stop:]], []))
+
+
+def parts_of_block(
+    block: Sequence[ast.stmt], names: Mapping[str, Any], rows: str, used: Sequence[str], after: int
+) -> list[ast.stmt]:
+    """A block for ``after`` of the ``rows`` at a time, and the results that are ``used`` behind it joined; nothing
+    where it does not compute each row by itself."""
+    inside = _of_part(block, names, rows) if used else None
+    return [] if inside is None else _in_parts(inside, used, after)
 
 
 def _in_parts(rows: Parted, used: Sequence[str], after: int) -> list[ast.stmt]:
