@@ -62,7 +62,7 @@ from tests.support.told import as_shown
             "keeps memory alive",
         ),
         ("Potential GPU memory leak for TensorFlow models?\nThe card is full after one request", "", "Potential GPU"),
-        ("VRAM increasing slightly every step until I run out.", "memory ran out", "No error message"),
+        ("VRAM increasing slightly every step until I run out.", "memory ran out", "without a message that"),
         (
             "CUDA OOM error when validating\nTraining takes ~6G of my V100. The batchsize I tried includes 4096 and 8192.",
             "evaluation",

@@ -98,7 +98,7 @@ def check_for(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
     if cause is Cause.OTHER_PROCESS:
         return Evidence("check_other_process", {"tool": device_tool(backend, clues.accelerator)})
     if cause is Cause.FRAGMENTATION:
-        return Evidence(f"check_{cause.value}", {"device": device_name(backend)})
+        return _check_of_pieces(backend)
     if cause is Cause.LEAK_OR_RETAINED_REFERENCE:
         runtime = "" if clues.program is None else clues.program.program.key
         is_torch = shows_pytorch(failure, clues.run.told, clues.frameworks)
@@ -123,6 +123,13 @@ def check_for(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
     if failure is not None and failure.format == "vllm_context":
         return Evidence(f"check_{cause.value}_context")
     return _check_of_work(cause, failure, clues)
+
+
+def _check_of_pieces(backend: str | None) -> Evidence:
+    """The check for free memory in pieces: PyTorch's allocator tells of its own alone."""
+    if backend in ("jax", "tensorflow"):
+        return Evidence("check_driver_level")
+    return Evidence("check_fragmentation", {"device": device_name(backend)})
 
 
 def check_of_open(cause: Cause, usual: Evidence, failure: Failure | None, clues: Clues) -> Evidence:

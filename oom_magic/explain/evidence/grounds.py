@@ -57,6 +57,7 @@ RESTS_ON: Mapping[str, tuple[str, ...]] = {
     "told_kv_cache": ("fills_cache",),
     "told_offload_helps": ("offload_helps",),
     "told_spills": ("spills",),
+    "told_mines": ("mines",),
     "told_collects": ("collects_results",),
     "told_loads_data": ("loads_data",),
     "told_ram_only": ("speaks_of_ram",),

@@ -52,6 +52,7 @@ _WEIGHTS = {Confidence.CERTAIN: 0.97, Confidence.LIKELY: 0.7, Confidence.POSSIBL
 # more, it weighs little (of the reports with such a message and words around it none had the driver as its established
 # cause).
 _WHO_ASKED = 0.25
+_REFUSED_WITH_ROOM = 0.55
 _GROWTH_OF_RAM = {"memory_grows", "code_sums_tensors"}
 _OF_DEVICES = re.compile(
     r"\b(?:v?gpus?|cuda|v-?ram|hip|rocm|mps|npu|device|graphics|video (?:card|memory))\b|显存|显卡", re.I
@@ -150,10 +151,12 @@ _FIXED: dict[str, tuple[Cause, Confidence]] = {
     "hf_offload": (Cause.WEIGHTS_TOO_BIG, Confidence.CERTAIN),
     "hf_auto_batch": (Cause.ACTIVATIONS, Confidence.POSSIBLE),
     "mps_invalid_buffer": (Cause.REQUEST_ALONE_TOO_BIG, Confidence.CERTAIN),
+    "opencl_buffer_limit": (Cause.REQUEST_ALONE_TOO_BIG, Confidence.CERTAIN),
     "ipex_4gb": (Cause.REQUEST_ALONE_TOO_BIG, Confidence.CERTAIN),
 }
 _OF_ANY_CPP = "bad_alloc"  # what operator new raises, and allocators with its interface
 _OF_HOST = {"speaks_of_ram", "host_fills", "computes_on_host", "killed"}
+_VRAM = {"speaks_of_gpu", "speaks_of_memory"}
 _OPEN = (Cause.UNKNOWN, Confidence.OPEN)
 # What fills a device; a message that is about the host's memory by its kind has none of these causes.
 _OF_DEVICE = frozenset({
@@ -195,7 +198,8 @@ def _judged(failure: Failure | None, text: str, clues: Clues) -> Judgement:
     if failure is None and not (_ABOUT_MEMORY & clues.run.told or clues.faults or (clues.frames and clues.phase)):
         return Judgement(Cause.UNKNOWN, (Evidence("no_message"),), Confidence.OPEN)
     supports = list(_supports(failure, clues, text))
-    is_guess = failure is not None and failure.is_oom is None  # the message itself leaves it open
+    # Words alone are never certain, and some messages leave it open themselves.
+    is_guess = failure is None or failure.is_oom is None or bool(failure.words)
     possible = _weighed(supports, failure, clues, _CERTAIN_FROM - 0.01 if is_guess else 1.0)
     if _resembles_reports(failure, clues):
         shares = precedents().shares(features_of(text, failure, clues))
@@ -236,10 +240,14 @@ def _resembles_reports(failure: Failure | None, clues: Clues) -> bool:
 
 def _by_precedent(failure: Failure | None, clues: Clues, shares: Mapping[Cause, float]) -> Iterator[Support]:
     """The causes of similar public reports, where there is no clearer evidence."""
-    is_of_device = failure is not None and failure.backend not in (None, "cpu") and "host_fills" not in clues.run.told
-    is_of_device = is_of_device or "ram_is_free" in clues.run.told
+    told = clues.run.told
+    is_of_device = failure is not None and failure.backend not in (None, "cpu") and "host_fills" not in told
+    is_of_device = is_of_device or "ram_is_free" in told
+    is_of_device = is_of_device or (
+        failure is None and not _OF_HOST & told and told >= _VRAM and not ONE_MEMORY & set(clues.systems)
+    )
     impossible = (HOST_CAUSES if is_of_device else frozenset()) | _contradicted(failure) | _unshown(failure, clues)
-    impossible |= {Cause.OTHER_PROCESS} if "device_idle" in clues.run.told else frozenset()
+    impossible |= {Cause.OTHER_PROCESS} if {"device_idle", "alone"} & told else frozenset()
     likely = ((cause, share) for cause, share in shares.items() if cause not in impossible)
     for cause, share in islice(likely, _MOST_POSSIBLE):
         yield Support(cause, _MOST_BY_PRECEDENT * math.sqrt(share), Evidence("precedents"))
@@ -255,7 +263,7 @@ def excluded_causes(failure: Failure | None, clues: Clues) -> frozenset[Cause]:
     elif not _OF_HOST & told and (failure is None or words):
         is_of_device = True  # nothing speaks of RAM
     excluded = (HOST_CAUSES if is_of_device or "ram_is_free" in told else frozenset()) | _contradicted(failure)
-    excluded |= {Cause.OTHER_PROCESS} if "device_idle" in told else frozenset()
+    excluded |= {Cause.OTHER_PROCESS} if {"device_idle", "alone"} & told else frozenset()
     if are_light(failure, clues) or (clues.program is not None and clues.program.program.key in _WITHOUT_LARGE_MODELS):
         excluded |= {Cause.WEIGHTS_TOO_BIG}
     return excluded | (_unshown(failure, clues) & {Cause.MEMORY_FRACTION_LIMIT, Cause.SYSMEM_FALLBACK})
@@ -292,7 +300,8 @@ def _contradicted(failure: Failure | None) -> frozenset[Cause]:
     has_few = others is not None and others < (failure.total_bytes or 0) * MIN_OTHERS_SHARE
     if has_few or (failure.pytorch_bytes or 0) >= (failure.total_bytes or _NO_BYTES) * _OWN_FILL:
         found.add(Cause.OTHER_PROCESS)
-    if failure.stuck_bytes is not None and 2 * failure.stuck_bytes < failure.requested_bytes:
+    has_little_free = failure.backend == "jax" and (failure.free_bytes or 0) < failure.requested_bytes  # none is told
+    if has_little_free or (failure.stuck_bytes is not None and 2 * failure.stuck_bytes < failure.requested_bytes):
         found.add(Cause.FRAGMENTATION)
     return frozenset(found | OF_WHAT_IT_HOLDS if holds_nothing(failure) else found)
 
@@ -366,7 +375,9 @@ def _supports(failure: Failure | None, clues: Clues, text: str) -> Iterator[Supp
             return
         if cause is not Cause.DRIVER_LEVEL or not _allocates_itself(clues):
             is_open = failure.format in _LIBRARIES_ASK and clues.has_prose
-            yield Support(cause, _WHO_ASKED if is_open else _WEIGHTS[confidence], _meaning(failure, clues))
+            weight = _WHO_ASKED if is_open else _WEIGHTS[confidence]
+            is_refused = is_open and "device_idle" in clues.run.told  # where others saw room
+            yield Support(cause, _REFUSED_WITH_ROOM if is_refused else weight, _meaning(failure, clues))
         if failure.format == "cuda_absurd_size":
             yield from overflow_rules(failure, clues)
         if confidence is Confidence.CERTAIN:

@@ -51,6 +51,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("cuda_error_oom", "cuda", True, r"outofmemoryin[^\s]{1,160}?atline\d{1,6}\(error-code2\)"),
     ("cuda_error_oom", "cuda", True,
         r"cudacustomallocatoroutofmemory(?:\[requestedspace:(?P<requested_bytes>\d{1,22})b\])?"),
+    ("cuda_error_oom", "cuda", True, r"mallocmcoutofmemory"),
     ("cuda_error_oom", "hip", True, r"hiperror:outofmemory"),
     ("cuda_driver_error", "cuda", True, r"cudadrivererror:outofmemory"),
     ("cuda_driver_error", "hip", True, r"hipdrivererror:outofmemory"),
@@ -73,6 +74,8 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("nccl", "cuda", True, r"cudafailure2?outofmemory"),
     ("nccl", "cuda", False, r"cudafailure(?!2?:?outofmemory)\d{0,4}[a-z]"),
     ("third_party_cuda_oom", "cuda", True, r"cudafailedwitherror2outofmemory"),
+    ("third_party_cuda_oom", "cuda", True, r"cudamallocerror2onallocsize(?P<requested_bytes>\d{1,22})"),
+    ("third_party_cuda_oom", "cuda", True, r"outofgpuandsharedhostmemory"),  # Blender
     ("ctranslate2", "cuda", True, r"cudafailedwitherroroutofmemory"),
     ("third_party_cuda_oom", "cuda", True, r"cudamallocfailed:outofmemory"),
     ("third_party_cuda_oom", "cuda", True, r"failedtocudamalloc(?P<requested_bytes>\d{1,22})bytes"),
@@ -140,7 +143,9 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("nvml_assert", "cuda", True, r"nvml_success==.{0,120}?internalassertfailed"),
     # Vulkan, OpenCL and Direct3D, on any vendor's device.
     ("graphics_api", None, True, r"mem_object_allocation_failure|cl_out_of_resources|wgpuerror:outofmemory"),
-    ("graphics_api", None, True, r"8007000e(?![\da-f])"),
+    ("opencl_buffer_limit", None, True, r"clcreatebuffer\w{0,12}:?\(?-61(?!\d)|cl_invalid_buffer_size"),
+    ("graphics_api", None, True, r"devicememoryallocationofsize(?P<requested_bytes>\d{1,22})failed"),
+    ("graphics_api", None, True, r"8007000e(?![\da-f])|vk(?:allocatememory|create\w{1,20})failed'?:?-[12](?!\d)"),
     ("directml", "directml", True, r"couldnotallocatetensorwith(?P<requested_bytes>\d{1,22})bytes"),
     # Host memory.
     ("heap_damaged", None, False, r"(?:malloc|free|realloc|munmap_chunk|calloc)\(\):(?:memorycorruption|invalid"
@@ -286,6 +291,9 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ),
     # outside of the driver's own words: the runtime's number (3 initialization, 30 unknown, 35 driver too old)
     ("cuda_other_error", "cuda", False, r"cudaruntimeerror\((?:3|30|35)\):|cudaunknownerror-thismaybedueto"),
+    ("cuda_other_error", "cuda", False,
+        r"cuda(?:malloc\w{0,12}|memgetinfo)fail(?:ed|s)[:,](?:unknownerror|initializationerror|driver|invalid|nocuda)"),
+    ("context_full", None, False, r"couldnotfindakvslot|promptistoobigcomparedtokvsize"),
     ("no_kernel_image", "cuda", False, r"nokernelimageisavailable"),
     ("physx_overflow", "cuda", False, r"pxg\w{1,40}::\w{1,60}bufferoverflowdetected"),
     ("int32_limit", "cuda", False, r"tensorswithmorethanint_max|canuse32bitindexmath"),
@@ -307,7 +315,12 @@ _FAINT_ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("cuda_error_oom", "cuda", True, r"cudaerrormemoryallocation|cudaexecutionfailedwitherror2(?!\d)"),
     ("cuda_driver_call", "cuda", True, r"size(?P<requested_bytes>\d{1,22})bytes\(cudamallocerroroutofmemory"),
     ("cuda_driver_call", "cuda", True, r"cuda_error_out_of_memory"),
-    ("cuda_driver_call", "cuda", True, r"cu(?:da)?(?:malloc|memalloc).{0,240}?outofmemory|outofmemoryincumemalloc"),
+    (
+        "cuda_driver_call",
+        "cuda",
+        True,
+        r"cu(?:da)?(?:malloc|memalloc).{0,240}?outofmemory|outofmemoryincu(?:memalloc|stream|ctx|module|event)",
+    ),
     ("jax", "jax", True, r"resource_exhausted"),
     # XLA's count of a program that its rematerialization could not make small enough
     ("jax", "jax", True, r"byrematerialization;onlyreducedto"),

@@ -34,6 +34,8 @@ _NUL_CUT = re.compile(r"\.\s{0,8}G\s?P\s?U[ \t\xa0]*(?:$|\n|\\n|['\"`)|…])")
 # Logged by the allocator that TensorFlow and JAX share: where JAX runs it.
 _OF_JAX = re.compile(r"external/xla/|pjrt_stream_executor|\bjax|XLA_PYTHON_CLIENT")
 _OF_TENSORFLOW = re.compile(r"tensorflow[/\\.](?:python|core)|\bimport tensorflow|\bkeras\b")
+# ROCm builds of PyTorch print CUDA's words for what HIP returned.
+_OF_HIP = re.compile(r"\bhipError\w|\bHIP (?:error|version|runtime)\b|\bROCm version\b|\+rocm\d|pytorch/rocm")
 # Of the message that follows in the same statement: it came before what the text is about.
 _EARLIER = re.compile(
     r"\b(?:(?:previously|earlier|formerly|at first|in the past),? (?:i|we)|used to (?:get|see|have))\b[^.!?\n]{0,40}$",
@@ -42,7 +44,8 @@ _EARLIER = re.compile(
 _SEPARATORS = re.compile(r"[\s*`'\"|]+")
 # The device is named elsewhere in the text, if anywhere.
 _OF_ANY_DEVICE = (
-    "told", "told_device", "graphics_api", "vllm", "vllm_context", "vllm_startup", "sglang", "tgi", "hf_offload",
+    "told", "told_device", "graphics_api", "opencl_buffer_limit",
+    "vllm", "vllm_context", "vllm_startup", "sglang", "tgi", "hf_offload",
     "hf_auto_batch", "sd_webui", "sglang_retracts", "onnxruntime",
 )  # fmt: skip
 _MAX_BEFORE = 300
@@ -208,6 +211,11 @@ class _Around:
         return named_backend(self.cleaned)
 
     @cached_property
+    def is_of_hip(self) -> bool:
+        """Whether HIP returned what PyTorch calls an error of CUDA."""
+        return bool(_OF_HIP.search(self.cleaned))
+
+    @cached_property
     def is_of_jax(self) -> bool:
         """Whether JAX runs the allocator that TensorFlow has, too."""
         return bool(_OF_JAX.search(self.cleaned)) and not _OF_TENSORFLOW.search(self.cleaned)
@@ -220,6 +228,8 @@ def _placed(item: _Found, room: tuple[int, int], around: _Around) -> Failure:
         values["format"] = "cuda_v2.3_nul_cut"
     if values["format"] == "tensorflow" and around.is_of_jax:
         values |= {"format": "jax", "backend": "jax"}
+    if values["format"] == "cuda_error_oom" and values["backend"] == "cuda" and around.is_of_hip:
+        values["backend"] = "hip"
     if values["format"] in _OF_ANY_DEVICE:
         values["backend"] = around.backend or values["backend"]
     values["exception"] = _exception_of(item, room, cleaned)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 # Including misspellings: memeory, memroy, menory.
-MEMORY = r"(?!(?:m[ao]ney|many|marr?y|moray|memor[iy][zs])\b)m[emnoar]{2,7}(?:y|ies)"
+MEMORY = r"(?!(?:m[ao]ney|many|marr?y|moray|memor[iy][zs])\b)m(?:[emnoar]{2,7}|em[emnoart]{1,5})(?:y|ies)"
 _NO_STORE = (
     r"(?![-_ ]?(?:bank|replay|module|network|efficien|format|map|access|layout|cell|augment|attention|control|profil"
     r"|address|band))"
@@ -130,6 +130,8 @@ _SIGNS: tuple[tuple[tuple[tuple[str, ...], ...], tuple[int, ...]], ...] = (
     ((("refused",), ("asked",), _OF_ROOM), (24, 40)),
     ((("asked",), _OF_ROOM, ("refused",)), (60, 40)),
     ((("store",), ("refused",), ("asked",)), (30, 24)),
+    ((("refused",), ("asked",), ("card",)), (12, 32)),
+    ((("failed",), ("asked",), ("store",)), (12, 12)),
     ((("refused",), ("got",), ("store",)), (12, 12)),
     ((("allocation",), ("failed",)), (20,)),
     ((("not_fit",), _HOLDERS), (30,)),
@@ -141,7 +143,7 @@ _SIGNS: tuple[tuple[tuple[tuple[str, ...], ...], tuple[int, ...]], ...] = (
     ((("store",), ("broke",)), (24,)),
 )
 # The start of another sentence, or words for what might have happened or should be prevented.
-_BREAK = re.compile(r"\bleaks?\b|\bif\b|\bavoid|\bprevent|\breduc|\bwithout\b|\.(?!\d)|[\n。]", re.I)
+_BREAK = re.compile(r"\bleaks?\b|\bcores?\b|\bif\b|\bavoid|\bprevent|\breduc|\bwithout\b|\.(?!\d)|[\n。]", re.I)
 
 _DENIED = re.compile(r"(?:\b(?:cannot|can not|never|not)|n['\u2019]t) $")
 _LONGEST_DENIAL = 8

@@ -101,10 +101,10 @@ KILLED = re.compile(
             r"\bbackground workers? (?:are|is) (?:no longer alive|6 feet under)",
             r"\b(?:process|program|script|it) kills? itself\b|\bit kills the process\b",
             r"\bsigkill\b|\bsignal:? ?9\b|(?:exit|return) ?code:? ?-9\b|returncode=-9|\bexitcode:? ?-9\b",
-            r"oom[- _]?kill|(?:system|kernel|os) kill(?:ed|s)|terminated abruptly|\bevicted\b",
+            r"oom[- _]?kill|(?:system|kernel|os) kill(?:ed|s)|terminated abruptly|abruptly died|\bevicted\b",
             r"(?:exit(?:ed)?|code)(?: with)?(?: code| status)?:? ?137\b|exit(?:ed)?(?: code| status):? ?9\b",
             r"(?:died|terminated|ended|exited) (?:with|by|on)[^\n]{0,16}\b(?:signals?[ .:]{0,2}9\b|sigkill)",
-            r"被(?:系统)?(?:自动)?(?:杀死|杀掉|杀|kill)|kill(?:ed)?掉|总是kill|oom[^\n，。a-z]{0,4}杀(?:死|掉)",
+            r"被(?:系统)?(?:自动)?(?:杀死|杀掉|杀|kill)|把[^\n，。]{0,4}(?:进程|程序)[^\n，。]{0,3}杀|进程[^\n，。不没]{0,3}杀[了死掉]|kill(?:ed)?掉|总是kill|oom[^\n，。a-z]{0,4}杀(?:死|掉)",
         )
     ),
     re.I,
@@ -133,6 +133,13 @@ _DEVICE_IS_FINE = re.compile(
 _CARD_IS_ENOUGH = re.compile(
     r"\b\d{1,3} ?gb (?:of )?v-?ram\b,? (?:which|that|and that)? ?(?:should|must|is) [^.\n]{0,12}(?:plenty|enough)", re.I
 )
+# In a list of what the machine has, not of what ran out.
+_RAM_BESIDE_VRAM = re.compile(
+    r"(?<=ram)(?:,| and| \+| &| /|/)? (?:and )?\d{1,4} ?gi?b (?:of )?(?:\w+ )?ram\b"
+    r"|\b\d{1,4} ?gi?b (?:of )?(?:system |ddr\d )?ram\b(?=(?:,| and| \+| &| /|/) ?\d{1,3} ?gi?b (?:of )?v-?ram)",
+    re.I,
+)
+_BEFORE_DEVICE = re.compile(r"(?:载入|加载到?|到|进)gpu之?前|before [^.,\n]{0,20}\bgpus?\b", re.I)
 _HOST_IS_FREE = re.compile(rf"\bram\b{_IS_FREE}", re.I)
 # Of a training alone, where nothing says which memory it is.
 _GROWS_IN_TRAINING = re.compile(r"训练[^\n，。]{0,6}(?<!系统)(?<!服务器)(?<!主机)(?<!cpu)(?<!机器)[内內]存", re.I)
@@ -209,6 +216,7 @@ def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
     """Failures that the text describes without quoting their message; offsets are in the cleaned text."""
     if _HEAP_DAMAGED.search(cleaned, 0, _LONGEST_STORY):
         cleaned = _CALLED_SO.sub(lambda match: " " * len(match.group()), cleaned)
+    cleaned = _RAM_BESIDE_VRAM.sub(lambda match: " " * len(match.group()), cleaned)
     for kind in _TOLD_KINDS:
         match = _first_told(kind.pattern, cleaned)
         if match is not None and not (_is_killed_for_device(kind, cleaned, match) or _is_asked(cleaned, match)):
@@ -225,7 +233,9 @@ def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
         yield (_OF_WHOM[True, False] if says_ram_of_device else kind), sign
         return
     match = KILLED.search(cleaned, 0, _LONGEST_STORY)
-    if match is not None and not OF_DEVICE.search(_statement(cleaned, match)):  # no failure: memory that it left
+    if match is not None and not OF_DEVICE.search(
+        _BEFORE_DEVICE.sub("", _statement(cleaned, match))
+    ):  # no failure: memory that it left
         yield _OF_KILLED, match
 
 

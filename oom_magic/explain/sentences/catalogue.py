@@ -76,6 +76,7 @@ CATALOGUE: Sentences = {
     ),
     "cause_activations_data": "The data moved to the GPU as a whole does not fit; no step has run yet.",
     "cause_logits_or_loss": "The logits or the loss over the whole vocabulary do not fit.",
+    "cause_logits_or_loss_outputs": "The model's outputs, or the loss computed from them, do not fit.",
     "cause_attention_scores": "The attention scores do not fit: they grow with the square of the sequence length.",
     "cause_optimizer_state": "The optimizer state does not fit; it is created in the first step and stays.",
     "cause_optimizer_state_resumed": "The optimizer state loaded from the checkpoint does not fit beside the rest.",
@@ -285,7 +286,7 @@ CATALOGUE: Sentences = {
         "The steps fit with the first of these changes, but what follows them, such as an evaluation, takes more:"
         " {needed_bytes} by the end."
     ),
-    "no_message": "The text contains no error message about memory.",
+    "no_message": "No message about memory that is known here was found in the text.",
     # Assessments of PyTorch's own tip.
     "tip_delays": (
         "PyTorch's tip would only have delayed it: {stuck_bytes} stuck in its cache would have covered these"

@@ -10,7 +10,13 @@ from oom_magic.explain.evidence.checks import SERVERS
 from oom_magic.explain.evidence.clues.programs import PROGRAMS, PROGRAMS_BY_KEY
 from oom_magic.explain.evidence.grounds import shows_only_loading
 from oom_magic.explain.messages.failure import Failure
-from oom_magic.explain.remedies.from_text.kind_of_run import facts_of, is_evaluation, is_of_pytorch, trains
+from oom_magic.explain.remedies.from_text.kind_of_run import (
+    facts_of,
+    is_evaluation,
+    is_of_pytorch,
+    is_of_tokens,
+    trains,
+)
 from oom_magic.explain.sentences.catalogue import translate
 
 _INFERENCE = frozenset(program.key for program in PROGRAMS if not program.trains)
@@ -77,6 +83,8 @@ def cause_in_words(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = _suffix_of_host(diagnosis)
     elif cause is Cause.OPTIMIZER_STATE:
         suffix = next((_STATE_SUFFIXES[one.key] for one in diagnosis.evidence if one.key in _STATE_SUFFIXES), "")
+    elif cause is Cause.LOGITS_OR_LOSS and not is_of_tokens(diagnosis):
+        suffix = "_outputs"
     elif cause is Cause.ACTIVATIONS and any(one.key in _SUFFIXES_OF_STEPS for one in diagnosis.evidence):
         suffix = next(_SUFFIXES_OF_STEPS[one.key] for one in diagnosis.evidence if one.key in _SUFFIXES_OF_STEPS)
     elif cause is Cause.ACTIVATIONS and any(one.key in _GROWTH_WITHIN_STEP for one in diagnosis.evidence):

@@ -198,6 +198,7 @@ EVIDENCE: Sentences = {
     "addresses_reserved": (
         "The driver refused to reserve addresses (cuMemAddressReserve): that takes no memory of the device yet."
     ),
+    "told_mines": "Miners need the page file for the data set of each GPU, too.",
     "compiles": "Compilers were at work, which take the computer's RAM, not the GPU's; several run at once.",
     "builds_engine": "Before an engine is built, its weights are read into the computer's RAM, by each rank anew.",
     "pool_is_full": "The message names a memory pool that has reached its maximum size.",

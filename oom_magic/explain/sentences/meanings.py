@@ -37,8 +37,8 @@ MEANINGS: Sentences = {
         "Virtual address space ran out, not device memory: reserve less for expandable segments."
     ),
     "meaning_cublas": (
-        "cuBLAS could not be initialized, most often because the device is full; an index out of range can"
-        " look the same."
+        "A CUDA library (cuBLAS or one like it) could not start or run a call, most often because the device is full;"
+        " an index out of range can look the same."
     ),
     "meaning_cudnn": "A cuDNN call failed, most often because the device is full.",
     "meaning_cuda_library_misuse": "A CUDA library was called with arguments it does not support.",
@@ -110,6 +110,12 @@ MEANINGS: Sentences = {
     "meaning_tensorflow": "TensorFlow ran out of memory.",
     "meaning_mps": "The Mac's GPU reached its memory limit.",
     "meaning_mps_invalid_buffer": "A single buffer is larger than Metal allows, however much memory is free.",
+    "meaning_opencl_buffer_limit": (
+        "OpenCL refused a buffer that is larger than its driver allows in one piece (CL_DEVICE_MAX_MEM_ALLOC_SIZE)."
+    ),
+    "meaning_context_full": (
+        "The text did not fit the context that was set: its KV cache has a fixed size. That is no lack of memory."
+    ),
     "meaning_ipex_4gb": "This Intel GPU does not support blocks larger than 4 GB.",
     "meaning_hip": "The AMD GPU ran out of memory.",
     "meaning_xpu": "The Intel GPU ran out of memory.",

@@ -59,10 +59,10 @@ PAGE_CATALOGUE: Sentences = {
     "title_host": "Out of memory on the host",
     "title_open": "An error that may be about memory",
     "title_not_oom": "Not a lack of memory",
-    "title_nothing": "No memory error found",
+    "title_nothing": "No known memory error found",
     "title_told_full": "The author reports that memory ran out",
     "title_told_killed": "The author reports that a process was killed",
-    "title_told": "No error message about memory, but the text is about memory",
+    "title_told": "The text is about memory, without a message that is known here",
     # The three lines on top.
     "line_what": "What happened: {text}",
     "line_why": "Why: {text} (Confidence: {confidence}.)",

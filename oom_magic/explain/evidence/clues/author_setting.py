@@ -178,10 +178,15 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"tensor[-_ ]parallel|zero[-_ ]?(?:stage[-_ ]?)?3|stage3|\bfsdp(?![a-z])|device_map\W{1,4}auto"
         r"|pipeline[-_ ]parallel|\btp[-_=]|(?<!\w)-{1,2}tp[ =]{1,3}(?:[2-9]|\d\d)\b",
     ),
+    "mines": said_as(r"\b(?:ethash|ethminer|teamredminer|lolminer|phoenixminer|nicehash|nanominer)\w*"),
     "has_no_gpu": said_as(
-        r"\b(?:without|no) (?:a |any )?gpus?\b(?![- ](?:memory|ram|oom|error|issue|problem|process))"
+        r"\b(?:without|no) (?:a |any )?gpus?\b(?![- ](?:memory|ram|oom|error|issue|problem|process))",
+        r"\bcpu[- ]only (?:mode|machine|setup|run|server|environment)\b|\busing only cpus?\b",
     ),
-    "speaks_of_memory": said_as(r"(?<![a-z])(?:memory|vram|oom)(?![a-z])|[显内]存"),
+    "speaks_of_memory": said_as(  # not of models' own memories, nor of others' names for what saves it
+        r"(?<![a-z])(?:(?<!former )memory(?![-_ ](?:banks?|modules?|networks?|cells?|tokens?|replay|augment\w*"
+        r"|efficient|layers?|resource|format|management based)\b|[/\\]_)|vram|oom)(?![a-z])|[显内]存"
+    ),
     "converses": said_as(
         r"multi-?(?:turn|round)", r"(?:conversation|chat|dialog\w*)(?:'s)? (?:history|context|goes on|continues"
         r"|gets? long|grow)",

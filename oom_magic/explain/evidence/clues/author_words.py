@@ -124,8 +124,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         rf"{_HOST}{_NO_GPU}{{0,12}}\b(?:cost|tak|us|consum)\w* (?:too|so) (?:much|high)",
         r"\b(?:consum|tak|eat|fill)(?:s|es|ing|e)?\b[^.\n]{0,24}\b\d{2,4} ?[gt]i?b of (?:ram|swap)\b",
         r"\barray is too big\b", rf"{_HOST}{_NO_GPU}{{0,24}}\b(?:spik|balloon|sky-?rocket)\w*",
-        r"(?:system|machine|computer|server) (?:is |was )?going out of memory",
-        r"\(?NOT (?:on )?GPU",
+        r"(?:system|machine|computer|server) (?:is |was )?going out of memory", r"\(?NOT (?:on )?GPU",
         r"\bswap\b[^.\n]{0,30}(?:full|fill|exhaust|used)|\b(?:enter\w*|into|start\w*|requir\w*) swap\w*",
         r"\b(?:writ\w+|go(?:es|ing)?|push\w*|spill\w*) (?:in)?to (?:the )?swap\b",
         r"\(cpu memory\)",
@@ -207,11 +206,12 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\bchang(?:e|es|ing|ed) (?:of )?(?:the |my |between )?(?:loras?|models?|checkpoints?)",
         r"\b(?:ran|runs?|work(?:s|ed)|starts?) (?:\w+ ){0,3}(?:the |for the |only the )?(?:first|1st) time\b"
         r"|\b(?:again (?:ran|run|start\w*)|(?:ran|run|start\w*) (?:it |the \w+ |this )?again)\b",
-        r"(?:every|each|after each|eighth|several) (?:generation|run|iteration|inference|workflow)\b(?! step)",
-        r"\bno (?:memory )?clean-?up\b|\bis still allocated\b",
+        r"(?<!on )(?:every|each|after each|eighth|several) (?:generation|run|iteration|inference|workflow)\b(?! step)",
+        r"\bno (?:memory )?clean-?up\b|\bis still allocated\b|\bstill (?:with)?in scope\b",
         r"\bmore than once\b|\brepeatedly\b|(?<!\btried )\btwice\b(?! as| (?:the )?(?:gpu |model )?(?:memory|size))"
         r"|(?<!to )\b(?:run|ran|running|call\w*|generat\w*) (?:\w+ ){0,4}(?:multiple|several) times\b|\bseveral runs\b"
-        r"|\bre-?run(?:s|ning)?\b",
+        r"|\bre-?run(?:s|ning)?\b", r"\b(?:releas|free|unload)\w*(?: up)? (?:the )?(?:gpu|v-?ram|cuda|video)[ -]?"
+        r"(?:memory|ram)?(?: immediately)? after\b|\b(?:oom|out of memory) after (?:a few|several) (?:gener|image)",
         r"\b(?:2x|double|twice) the (?:gpu )?memory\b", r"until i (?:close|restart|reopen|kill"
         r"|quit)", r"(?:have|need) to restart",
         r"(?:显存|内存)[^\n，。]{0,8}(?:没有?|不|未|无法)(?:会|能|被|完全)*释放|(?:显存|内存)[^\n，。]{0,6}释放不[了掉]|第二次",
@@ -251,7 +251,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|whole|list|entire)\s"
         r"(?:\w+\s){0,2}(?:predict\w*|outputs?|results?|logits?|features?|embeddings?|images?|loss(?:es)?|masks"
         r"|activations|states?|histor\w+|tensors?|variables?)\b",
-        r"\b(?:encod|embed)\w*\b[^.\n]{0,40}\b(?:million|billion|\d{6,}"
+        r"\b(?:encod|embed)\w*\b(?! (?:file|array|matrix))[^.\n]{0,40}\b(?:million|billion|\d{6,}"
         r"|large (?:corpus|data ?set|collection)|corpus)\b",
         r"\b(?:outputs?|predictions?|logits|labels|results?|features?|embeddings?)\b[^.\n]{0,30}\b(?:are|is|get|were|was)"
         r" (?:\w+ )?(?:added|appended|collected|kept|stored|saved|pushed|concatenated) (?:in|to|into|on|onto|at)"

@@ -177,6 +177,8 @@ OTHERS_ON_DEVICE: dict[str, re.Pattern[str]] = {
         r"\b(?:infer\w*|predict\w*|test(?:s|ing)?)\b[^.\n]{0,60}\bwhile (?:the |my )?training is (?:still )?(?:going on"
         r"|running|in progress)", r"\bworks?\b[^.\n]{0,60}\b(?:gpu|card) is free\b",
         r"(?:其他|别的|另一个|多个|别人)(?:进程|程序|用户|任务|Notebook|在用)",
+        r"(?:卡|gpu|npu|服务器)上?(?:还|已|都|也)?经?[跑运有](?:行|着)?了?(?:其他|别的|另外的?)(?:模型|服务|任务|程序)",
+        r"\bno (?:free )?(?:gpu|v?ram|video|cuda) ?memory (?:is |was )?available\b",
         r"(?:still|keeps?|kept) (?:hold|occup|us)\w* (?:the |up )?(?:gpu |video )?(?:memory|vram)", r"no such process",
         r"process (?:is )?(?:still )?(?:hold|occupy)ing", r"(?:killed|dead|defunct|ghost|orphan\w*) process",
         r"started two python processes", r"shared (?:gpu|server|cluster)\b(?! ?mem)",
@@ -215,14 +217,18 @@ OTHERS_ON_DEVICE: dict[str, re.Pattern[str]] = {
         r"\botherwise (?:empty|idle|free|unused)\b",
         r"\bnvidia-smi\W{0,3} (?:only |just )(?:lists?|shows?) (?:my|one|this|a single)\b",
         r"\bno other (?:process|program|job)\w*\b[^.\n]{0,30}\b(?:gpus?|cards?|devices?|running)\b",
-        r"\bnothing else (?:is |was )?(?:running|using|on the gpu)\b", r"没有其[他它](?:进程|程序)",
+        r"\bnothing else (?:is |was )?(?:running|using|on the gpu)\b",
+        r"(?:\bno|n't (?:have|see|run)|\bnot (?:have|run)(?:ning)?)(?: any)? other (?:process|program|app)\w*"
+        r" (?:is |are )?(?:running|open)\b", r"没有其[他它](?:进程|程序)",
     ),
     "device_idle": said_as(
         r"(?<!not )(?<!n't )(?<!never )\b(?:ha(?:ve|s|d|ving)|got|with|despite|is|are|was|be|still)\s"
         r"(?:(?!not\b|no\b)\w+\s){0,3}"
         r"(?:plenty of|(?<!not )enough|sufficient|lots of)\s(?:free |available )?(?:gpu |video )?(?:memory|vram)\b",
         r"\|\s+0mib / +\d{4,6}mib \|",
-        r"(?:memory|vram) is (?:available|free)", r"free gpu oom", r"although memory is available",
+        r"(?:memory|vram) is (?:available|free)",
+        r"(?:not|n't) (?:using|use|taking|take) (?:too |that |so )?much (?:(?:system|cpu) or )?"
+        r"(?:gpu |video )(?:memory|ram)", r"free gpu oom", r"although memory is available",
         r"\bgpus?\b[^.\n]{0,40}\b(?:are|is|was|were) (?:\w+ )?(?:empty|idle|not (?:in use|used))\b",
         r"显存(?:还有|足够|充足)|显存(?:(?!不|没|未)[^\n，。]){0,6}够(?!吗|么|[^\n，。]{0,4}[?？])",
         r"显存[^\n。]{0,16}占用(?:却|也|都)?(?:很|特别|非常)?(?:低|少|小)",

@@ -107,8 +107,8 @@ _BITS_OF_CACHE = re.compile(r"cache[-_]type(?:[-_][kv])?\W{1,3}\w{1,8}", re.I)
 _MIXTURE = re.compile(r"(?<![\w.])(\d{1,2})x(\d{1,3})[Bb]\b")
 _BITS = (
     (re.compile(r"q2_k|iq2|2[- ]?bit", re.I | re.A), 2.6),
-    (re.compile(r"q3_k|iq3|3[- ]?bit", re.I | re.A), 3.5),
-    (re.compile(r"4[- ]?bit|int4|nf4|fp4|awq|gptq|q4_|qlora|w4a16|load_in_4bit", re.I | re.A), 4.5),
+    (re.compile(r"q3_k|q3f|iq3|3[- ]?bit", re.I | re.A), 3.5),
+    (re.compile(r"4[- ]?bit|int4|nf4|fp4|awq|gptq|q4[_f]|qlora|w4a16|load_in_4bit", re.I | re.A), 4.5),
     (re.compile(r"q5_|q6_", re.I | re.A), 5.7),
     (re.compile(r"8[- ]?bit|int8|fp8|q8_0|w8a8|load_in_8bit|eetq", re.I | re.A), 8.5),
     (re.compile(r"fp32|float32|--dtype[= ]float(?!\d)", re.I | re.A), 32.0),

@@ -1,8 +1,8 @@
 """How often answers at first sight were false: by the change they told, and by what spoke for the cause they named.
 
-``contradicted.json`` counts answers to public reports that the code had never seen (rounds 113 to 144). Causes told as
-likely were false in 1 of 68 answers where a number, a line of code or a message spoke for them, in 0 of 67 where only
-words did for RAM in a text that speaks of no GPU; in 5 of 17 where such a text speaks of a GPU, and in 6 of 59 where
+``contradicted.json`` counts answers to public reports that the code had never seen (rounds 113 to 149). Causes told as
+likely were false in 1 of 85 answers where a number, a line of code or a message spoke for them, in 0 of 72 where only
+words did for RAM in a text that speaks of no GPU; in 5 of 17 where such a text speaks of a GPU, and in 6 of 60 where
 only words did for the device.
 """
 
@@ -55,6 +55,13 @@ def is_proven(change: str) -> bool:
     """Whether enough answers told a change plainly, and seldom were false by it."""
     changes = _tables().changes
     return changes.get(change, (0, 0))[1] >= _FEWEST and _share(change, changes) <= _MOST_OF_A_CHANGE
+
+
+@cache
+def is_doubtful(change: str) -> bool:
+    """Whether enough answers told a change plainly, and too many were false by it."""
+    changes = _tables().changes
+    return changes.get(change, (0, 0))[1] >= _FEWEST and _share(change, changes) > _MOST_OF_A_CHANGE
 
 
 def is_sure_of(cause: Cause, evidence: Collection[Evidence], *, names_gpu: bool) -> bool:

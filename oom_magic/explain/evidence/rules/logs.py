@@ -57,12 +57,14 @@ _PHYSX = re.compile(
 )
 # TensorRT-LLM's builder and what converts for it read the weights into RAM, each rank all of them or its part.
 _BUILDS_ENGINE = re.compile(
-    r"\btrtllm-build\b|\bconvert_checkpoint\.py|\bbuild\.py [^\n]{0,300}--(?:use_gpt_attention|tp_size|world)"
+    r"\btrtllm-build\b|\bconvert_checkpoint\.py(?=[^\n]{0,300}--(?:tp_size|output_dir))"
+    r"|\bbuild\.py [^\n]{0,300}--(?:use_gpt_attention|tp_size|world)"
 )
 # Compilers at work: make, ninja and PyTorch's extensions run several at once, each in the computer's RAM.
 _COMPILES = re.compile(
     r"Building (?:CUDA|CXX|C|HIP) object|\bcc1plus\b|Error compiling objects for extension|\bninja: build stopped"
     r"|\bnvcc\b[^\n]{0,80} -(?:c|forward-unknown)"
+    r"|\b(?:docker build|Dockerfile)\b[\s\S]{0,600}\b(?:compiling|compilation|compilers?|csrc|make -j)"
 )
 _RESERVES_ADDRESSES = re.compile(r"cuMemAddressReserve\(")
 

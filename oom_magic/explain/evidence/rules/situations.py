@@ -85,14 +85,18 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
     is_quoted = failure is not None and not failure.format.startswith("told")
     if {"host_fills", "killed"} <= told and failure is not None and failure.pytorch_bytes is None:
         return failure.format in _BARE_FORMATS
-    if failure is not None and failure.backend not in (None, "cpu") and (is_quoted or "page_file" not in told):
+    if (
+        failure is not None
+        and failure.backend not in (None, "cpu")
+        and (is_quoted or not {"page_file", "mines"} & told)
+    ):
         return False
     if {"left_over", "ram_is_free"} & told and "host_fills" not in told:
         return False  # memory left by killed processes is the device's
     if failure is None and _OF_PICTURES & told and not {"killed", "page_file", "loads_data"} & told:
         return False  # who trains or runs such a model calls the card's memory RAM, too
     if (
-        {"host_fills", "killed", "page_file"} & told
+        {"host_fills", "killed", "page_file", "mines"} & told
         or ("shuts_down" in told and failure is None)
         or ("kernel_dies" in told and "speaks_of_gpu" not in told)
         or (failure is not None and failure.backend == "cpu")
@@ -122,8 +126,7 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         # what is loaded goes through RAM
         is_shown = failure is None and ("grows" in told or clues.phase == "loading")
         yield Support(Cause.HOST_RAM, 0.9 if is_shown else 0.6, Evidence("host_fills"))
-    if "page_file" in told:
-        yield Support(Cause.HOST_RAM, 0.6, Evidence("told_page_file"))
+    yield from _pages(told)
     if "shuts_down" in told:
         has_two = not ONE_MEMORY & set(clues.systems)
         yield Support(Cause.HOST_RAM, 0.4, Evidence("told_shutdown") if has_two else None)
@@ -149,6 +152,15 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("told_given"))
     if "offloads_to_host" in told:
         yield Support(Cause.HOST_RAM, 0.2, Evidence("told_offload"))
+
+
+def _pages(told: frozenset[str]) -> Iterator[Support]:
+    """What the author says of the page file, and programs that fill it."""
+    if "page_file" in told:
+        yield Support(Cause.HOST_RAM, 0.6, Evidence("told_page_file"))
+    if "mines" in told and {"speaks_of_ram", "many_ranks"} & told:
+        yield Support(Cause.HOST_RAM, 0.55, Evidence("told_mines"))
+        yield Support(Cause.ACTIVATIONS, -0.5)
 
 
 def _names_no_device(failure: Failure, clues: Clues) -> bool:

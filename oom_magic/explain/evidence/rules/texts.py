@@ -147,7 +147,7 @@ def _phase(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     ):
         cause, weight = _BY_PHASE[clues.phase]
         if failure is None:
-            weight = min(weight, 0.55)
+            weight = min(weight, 0.2 if "host_fills" in clues.run.told else 0.55)
         elif failure.pytorch_bytes is None:
             weight = min(weight, 0.62)
         yield Support(cause, weight, Evidence(f"phase_{clues.phase}", _where(clues)))
@@ -350,7 +350,7 @@ def _others_told(clues: Clues) -> Iterator[Support]:
     told = clues.run.told
     if "copies_of_model" in told:  # of one server, and no other's
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("told_copies"))
-    elif "shares_device" in told:
+    elif "shares_device" in told and "alone" not in told:
         yield Support(Cause.OTHER_PROCESS, 0.55, Evidence("told_shared"))
     if "models_beside" in told:
         yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("told_models_beside"))

@@ -45,6 +45,7 @@ _UNSPECIFIC = {
 # Settings that any training may have off, in one sentence.
 _OF_ANY_TRAINING = ("half_setting", "checkpointing_setting")
 _TILES_ALREADY = {"tiles", "tried_tiles", "tried_size"}  # by themselves, or in vain
+_OF_LENGTH = {"shorter_sequences_any", "shorter_sequences"}
 _TILING = ("diffusers_vae", "comfy_tiled", "webui_tiled")
 _OF_A_CACHE = (Cause.LEAK_OR_RETAINED_REFERENCE, Cause.HOST_RAM, Cause.FRAGMENTATION)
 _MOST = 2
@@ -82,7 +83,9 @@ def applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) ->
             yield "smaller_tiles"
         elif told and not _is_unfounded(told, diagnosis):
             fitting = _fitting(told, diagnosis)
-            if left := fitting if fitting == told else founded(fitting, facts):
+            left = fitting if fitting == told else founded(fitting, facts)
+            is_said = left == "smaller_items" and _OF_LENGTH & {*keys} and names_tokens(diagnosis)  # a text's one size
+            if left and not is_said:
                 yield left
 
 

@@ -40,6 +40,7 @@ _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
     "sglang_retracts": ("sglang_requests",),
     "hf_offload": ("quantized_model", "smaller_model"),
     "ipex_4gb": ("smaller_arrays",),
+    "opencl_buffer_limit": ("smaller_arrays",),
     "tensorflow_host": ("smaller_input", "more_ram"),
     "java_heap": ("java_heap",),
     "dask_worker": ("larger_workers",),
@@ -80,6 +81,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "told_unpinned": ("unpin_weights",),
     "data_on_device": ("data_on_host", "smaller_input"),
     "told_page_file": ("page_file",),
+    "told_mines": ("page_file",),
     "told_collects": ("collect_on_host", "no_grad"),
     "told_metrics": ("reset_metrics",),
     "told_models_beside": ("unload_models",),
@@ -284,7 +286,7 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
         first = _by_evidence(keys & _IN_ANY_PROGRAM, diagnosis)
         return tuple(dict.fromkeys((*first, *own)))
     if diagnosis.cause is Cause.HOST_RAM:
-        return _against_host(diagnosis, keys)
+        return _BY_EVIDENCE["compiles"] if "compiles" in keys else _against_host(diagnosis, keys)
     return _of_run(diagnosis, keys, is_device)
 
 

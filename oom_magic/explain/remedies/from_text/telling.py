@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause, Confidence
 from oom_magic.explain.evidence.checks import is_settled
-from oom_magic.explain.evidence.measured.contradicted import is_proven
+from oom_magic.explain.evidence.measured.contradicted import is_doubtful, is_proven
 from oom_magic.explain.remedies.from_text.choice import printed_by_message
 from oom_magic.explain.remedies.from_text.program_settings import is_limited
 from oom_magic.explain.sentences.program_remedies import PROGRAM_REMEDIES
@@ -53,7 +53,8 @@ def is_told_plainly(key: str, diagnosis: Diagnosis) -> bool:
 
 def is_founded(key: str, diagnosis: Diagnosis) -> bool:
     """Whether a change is true of the run if its cause is the one that is named; its sentence may say when it is."""
-    return has_condition(key) or is_proven(key) or _is_broad(key, diagnosis) or is_shown(key, diagnosis)
+    may_be = not is_doubtful(key) or is_settled(diagnosis.cause, diagnosis.told)
+    return (may_be and (has_condition(key) or _is_broad(key, diagnosis))) or is_proven(key) or is_shown(key, diagnosis)
 
 
 @cache
