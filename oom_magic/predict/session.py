@@ -230,11 +230,13 @@ class DrySession:
         ):
             context, finalizers = values.context(), Finalizers()
             try:
+                self._exchange.settings.begin()
                 self._decide_again()
                 self.fake_gpu.collector.begin()
                 interrupts.users_code(partial(context.run, function))
             finally:
                 values.note(context)
+                self._exchange.settings.end()
                 finalizers.end(closes_generators=not self._exchange.is_lasting)
                 self.training.assign_modules()
                 for names in self.decided:
@@ -283,6 +285,15 @@ class DrySession:
         )
         for recorder in self.recorders:
             recorder.empty_cache()
+
+    @property
+    def names_read(self) -> frozenset[str]:
+        """The variables that the code of the next run reads: what earlier ones put there is told if not kept."""
+        return self._exchange.contents.names_read
+
+    @names_read.setter
+    def names_read(self, names: frozenset[str]) -> None:
+        self._exchange.contents.names_read = names
 
     def storage_of(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         """Identity and bytes of a tensor's storage on the pretend GPU, or of its fake copy's; None if there is none."""

@@ -130,6 +130,7 @@ class CellRunner:
         """Run the cell on the pretend GPU; returns its value. Raises the cell's exception or the simulated one."""
         __tracebackhide__ = True
         self.was_dry = True
+        from oom_magic.notebook.cells.unseen_names import names_read
         from oom_magic.predict.compiled.calls import run_or_as_written
         from oom_magic.predict.instrumentation.loop_code import with_loops
 
@@ -145,6 +146,7 @@ class CellRunner:
             def run(session: DrySession) -> DrySession:
                 with self._freeing_dropped(written, names, session) as watched:
                     code = watched.changed(with_loops)
+                    session.names_read = names_read(code.codes, names)
                     session.run(lambda: values.append(_run_in(session, code, names, users)), [users], [decided])
                 return session
 

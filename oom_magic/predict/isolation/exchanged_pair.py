@@ -20,18 +20,26 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 @dataclass(frozen=True, slots=True)
 class ExchangedPair:
-    """A real tensor, its copy, the address of the real tensor's data (``_cdata``), and its hooks."""
+    """A real tensor, its copy, the address of the real tensor's data (``_cdata``), its hooks, how often the copy and
+    the real tensor had been written to."""
 
     tensor: torch.Tensor
     copy: torch.Tensor
     real: int
     hooks: tuple[Any, ...]
+    versions: tuple[int, int]
 
     @classmethod
     def of(cls, tensor: torch.Tensor, copy: torch.Tensor) -> ExchangedPair:
         """The pair of a tensor that still has its own data."""
         hooks = tuple(getattr(tensor, name) for name in _HOOKS) if tensor.is_leaf else ()
-        return cls(tensor, copy, tensor._cdata, hooks)
+        return cls(tensor, copy, tensor._cdata, hooks, (copy._version, tensor._version))
+
+    @property
+    def is_written(self) -> bool:
+        """While they are exchanged: whether the run wrote to the copy, or gave it other data."""
+        kinds = ((one.dtype, one.shape, one.stride()) for one in (self.tensor, self.copy))
+        return self.tensor._version != self.versions[0] or next(kinds) != next(kinds)
 
     def remembered(self) -> tuple[weakref.ref[torch.Tensor], torch.Tensor]:
         """The copy, by a weak reference to its tensor, for the session's next run."""

@@ -12,6 +12,7 @@ from oom_magic.memory.timeline import Phase
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META, Place, is_large
 from oom_magic.predict.instrumentation.starting_point import StartingPoint, TensorState
+from oom_magic.predict.isolation.host_values import Written
 from oom_magic.predict.operators.sparse import made_of_parts, parts_of
 
 
@@ -65,6 +66,11 @@ class FakeCopies:
         else:
             made = self._copied(source, is_trained, is_weight)
         return made.requires_grad_((tensor if was is None else was).requires_grad)
+
+    def again(self, written: Written) -> torch.Tensor:
+        """A copy of what an earlier run left of a host tensor, values included."""
+        storage = self._storages.setdefault(written.storage._cdata, written.storage.clone())
+        return written.made(storage)
 
     def _of_parts(self, like: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """A sparse tensor of copies of another's indices and values."""

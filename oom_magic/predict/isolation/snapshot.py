@@ -157,6 +157,7 @@ class Snapshot:
         self._parts: list[_Parts] = []
         self._plain: list[tuple[Any, Any]] = []  # containers without an owner, and their contents
         self._alike: list[Alike] = []
+        self._classes: list[tuple[type, dict[str, Any]]] = []  # with what each held
         self._undo: list[Callable[[], object]] = []
         self._seen: set[int] = {id(vars(builtins)), *but}  # every module's globals lead there
 
@@ -181,6 +182,10 @@ class Snapshot:
     def add_classes(self, objects: Sequence[Any]) -> None:
         """Note of what class each object is: code may change it, as ``torch.nn.utils.parametrize`` does."""
         self._undo.append(functools.partial(_restore_classes, objects, list(map(type, objects))))
+
+    def add_class(self, kind: type, before: dict[str, Any]) -> None:
+        """Note what a class holds, which something else puts back."""
+        self._classes.append((kind, before))
 
     def add_undo(self, undo: Callable[[], object]) -> None:
         """Note what puts something else back; it can be called again."""
@@ -234,6 +239,17 @@ class Snapshot:
         """The containers that hold something else now, each with what it held."""
         found = [pair for alike in self._each_alike() for pair in alike.changed()]
         return found + [(one, before) for one, before in self._plain if not is_unchanged(before, one)]
+
+    def contents_changed(self) -> list[tuple[Any, Any]]:
+        """Those that are part of no noted object, and classes, that hold something else now; each with what it held."""
+        alike = [pair for some in self._alike for pair in some.changed()]
+        plain = [(one, before) for one, before in self._plain if not is_unchanged(before, one)]
+        return alike + plain + [(one, before) for one, before in self._classes if not is_unchanged(before, vars(one))]
+
+    def noted(self) -> set[int]:
+        """The identities of containers that are part of no noted object, and of classes."""
+        containers = [one for some in self._alike for one in some.containers]
+        return set(map(id, containers)) | {id(one) for one, _held in (*self._plain, *self._classes)}
 
     def num_references(self, one: Any) -> int:
         """How often this refers to an object, of what changes nothing when it is put back."""

@@ -29,10 +29,13 @@ from oom_magic.language import _
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import Place, identity
 from oom_magic.predict.instrumentation.starting_point import StartingPoint, kept_on_cards
+from oom_magic.predict.instrumentation.stop_rule import Finished
 from oom_magic.predict.isolation.exchanged_pair import ExchangedPair, tables_of_hooks
 from oom_magic.predict.isolation.fake_copies import FakeCopies, made_anew
 from oom_magic.predict.isolation.gradients_from_before import GradientsFromBefore, has_own_memory
+from oom_magic.predict.isolation.host_values import Written, written_in
 from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_objects
+from oom_magic.predict.isolation.objects.contents_kept import ContentsKept
 from oom_magic.predict.isolation.objects.copies import Copies
 from oom_magic.predict.isolation.objects.dropped import ObjectsDropped
 from oom_magic.predict.isolation.objects.iterators import Iterators
@@ -41,6 +44,7 @@ from oom_magic.predict.isolation.objects.users_objects import note_state
 from oom_magic.predict.isolation.patching import Journal, patched
 from oom_magic.predict.isolation.process.context_values import ContextValues
 from oom_magic.predict.isolation.process.event_loops import keep_event_loops
+from oom_magic.predict.isolation.process.settings_kept import SettingsKept
 from oom_magic.predict.isolation.reach import Reach, used_by_other_threads, users_modules
 from oom_magic.predict.isolation.run_threads import threads_of_run
 from oom_magic.predict.isolation.scripted_modules import scripted_let_go
@@ -79,6 +83,8 @@ class TensorExchange:
         self._start = start
         self._absent = absent
         self._copies: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        self._written: dict[int, Written] = {}  # host tensors with values that the last run changed
+        self._begun: dict[int, Written] = {}  # those that it began with
         self._others: set[int] = set()  # what other threads use during this run
         self._before: dict[int, weakref.ref[torch.Tensor]] = {}  # the last run
         self._exchanged: set[int] = set()  # the identities of what is exchanged now
@@ -89,6 +95,8 @@ class TensorExchange:
             ContextValues() if origin is None else origin.context_values
         )  # among the changes
         self._objects_found: StartingPoint | None = None  # by the last run, that earlier ones made
+        self.contents: ContentsKept = ContentsKept(None if origin is None else origin.contents)
+        self.settings: SettingsKept = SettingsKept(None if origin is None else origin.settings.begun)
         self._made: Changes = {} if origin is None else origin._found
         self._found: Changes = self._made  # by the last run
 
@@ -111,14 +119,21 @@ class TensorExchange:
             with Journal() as journal, patched(torch._C, {"_WeakTensorRef": _Watch}):
                 with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]  # it is the user's code
                     real = self._begin(journal, pairs, function, namespaces, assume, above)
+                is_whole = False
                 try:
                     yield
+                    is_whole = True
+                except Finished:
+                    is_whole = True
+                    raise
                 finally:
                     if self.is_lasting:
                         self._made = real.changes()
-                        # Small host tensors are copied each time: other sessions would copy a copy that stayed.
+                        self.contents.end(real, namespaces, self._run_copies.has_made, assume, is_whole)
+                        # Values of host tensors are copied each time: other sessions would copy a copy that stayed.
                         stay = (one for one in pairs if one.tensor.is_meta and id(one.tensor) not in self._freed)
                         self._copies = {id(one.tensor): one.remembered() for one in stay}
+                        self._begun, self._written = self._written, written_in(pairs, self._written)
                     del real
         finally:
             self._unguard()
@@ -154,6 +169,7 @@ class TensorExchange:
         real.add(set_by_runs, 1, self.context_values)
         self._found = self._made
         real.apply(self._found)
+        self.contents.begin(real, above)
         for start in (self._start, None if self._origin is None else self._origin._objects_found):
             if start is not None:
                 start.restore(real.add, functools.partial(made_anew, self.gpu), self._run_copies.original)
@@ -271,7 +287,7 @@ class TensorExchange:
         try:
             # C++ alone may hold it, as a view its base: this hands it to Python; before 2.10 swapping loses the owner
             tensor.requires_grad_(tensor.requires_grad)
-            pair = ExchangedPair.of(tensor, _copy_of(self._copies, tensor, copies.make))
+            pair = ExchangedPair.of(tensor, _copy_of(self._copies, tensor, functools.partial(self._copied, copies)))
             journal.record(pair.swap_back)
             pair.swap()
         except torch.OutOfMemoryError:
@@ -280,6 +296,11 @@ class TensorExchange:
             return  # it is told by ``_guard``
         pairs.append(pair)
         done.add(id(tensor))
+
+    def _copied(self, copies: FakeCopies, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy for this run, with what the last one wrote, unless the user wrote to the tensor since then."""
+        written = self._written.get(id(tensor))
+        return copies.make(tensor) if written is None or not written.is_of(tensor) else copies.again(written)
 
     def _guard(
         self,
@@ -331,8 +352,12 @@ class TensorExchange:
         self._run_copies = Copies()
 
     def template(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The stand-in of a tensor at the end of this session's last run: its copy, or the tensor itself."""
-        return _copy_of(self._copies, tensor, lambda itself: itself)
+        """The stand-in of a tensor at the end of this session's last run, or at its beginning if it has values: its
+        copy, or the tensor itself."""
+        begun = self._begun.get(id(tensor))
+        return _copy_of(
+            self._copies, tensor, lambda itself: itself if begun is None or not begun.is_of(itself) else begun.made()
+        )
 
     def is_exchanged(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor of the user's is now its fake copy, which the run may change."""

@@ -44,6 +44,9 @@ class Notes(Protocol):
     def add_classes(self, objects: Sequence[Any]) -> None:
         """Of what class each object is."""
 
+    def add_class(self, kind: type, before: dict[str, Any]) -> None:
+        """What a class holds, which something else puts back."""
+
     def add_undo(self, undo: Callable[[], object]) -> None:
         """Anything else: what puts it back."""
 

@@ -253,6 +253,7 @@ def _noted(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
         if is_users_class(one):
             before = dict(vars(one))
             notes.add_undo(functools.partial(restore_class, one, of_class(one), before))
+            notes.add_class(one, before)
             yield from before.values()
     elif not isinstance(one, _NO_OBJECTS) and (_is_walked(kind)):  # type: ignore[arg-type]
         yield from _noted_attributes(notes, copies, one)
@@ -343,7 +344,7 @@ def _restore_library(owner: Any, before: dict[str, Any]) -> None:
 
 
 # Names that Python and IPython set; they lead to all that was ever shown.
-_OF_SHELL = re.compile(r"__.*__|_+|_i*\d*|_(oh|dh|ih|exit_code)")
+OF_SHELL = re.compile(r"__.*__|_+|_i*\d*|_(oh|dh|ih|exit_code)")
 
 
 def note_state(
@@ -372,7 +373,7 @@ def note_state(
         snapshot.add(vars(tool), 4, tool)
     for namespace in namespaces:
         snapshot.add_plain(namespace, 1)
-    named = [value for names in namespaces for name, value in list(names.items()) if not _OF_SHELL.fullmatch(str(name))]
+    named = [value for names in namespaces for name, value in list(names.items()) if not OF_SHELL.fullmatch(str(name))]
     for namespace in namespaces:
         copies.give(namespace)
     for names in above:
