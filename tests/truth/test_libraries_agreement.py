@@ -13,10 +13,12 @@ import torch
 from oom_magic.predict.session import DrySession
 from tests.programs import other_library_cases
 from tests.programs.library_cases import CASES, write_models
+from tests.programs.quantized_loads import tune
 from tests.support.folders import DATA
-from tests.support.versions import installed_version
+from tests.support.versions import bitsandbytes_or_skip, installed_version
 
 TRUTH = json.loads((DATA / "libraries_truth.json").read_text())
+QUANTIZED = json.loads((DATA / "bitsandbytes_truth.json").read_text())
 OTHERS = json.loads((DATA / "other_libraries_truth.json").read_text())["cases"]
 
 
@@ -52,6 +54,18 @@ def test_each_step_takes_what_cuda_takes(name: str, folder: Path) -> None:
     before = sorted(folder.rglob("*"))
     assert steps_of(CASES[name], folder) == TRUTH["steps"][name]
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_a_model_in_4_bits_takes_what_cuda_takes_with_each_version_of_bitsandbytes(tmp_path: Path) -> None:
+    """The older two ended every dry run, or failed in this one."""
+    version = bitsandbytes_or_skip().__version__
+    if version not in QUANTIZED["peaks"] or not torch.__version__.startswith("2.13.0"):
+        pytest.skip(f"recorded with torch 2.13.0 and bitsandbytes {', '.join(QUANTIZED['peaks'])}")
+    peaks, reserved = QUANTIZED["peaks"][version]
+    steps = steps_of(tune, tmp_path)
+    assert [peak for peak, _reserved in steps] == peaks
+    assert max(reserved for _peak, reserved in steps) == reserved
 
 
 @pytest.mark.slow
