@@ -7,10 +7,12 @@ what it no longer holds. Other changes are not kept, and are told where a later 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,8 +26,8 @@ from oom_magic.predict.isolation.snapshot import Snapshot, fill, is_unchanged
 
 _ABSENT = object()
 _DEEPEST, _MOST = 4, 2_000  # how far, and how much, is looked through under a variable
-_DICTS = (dict, MappingProxyType)
-_CONTAINERS = (list, tuple, *_DICTS)
+_DICTS = (dict, OrderedDict, defaultdict)
+_ROWS = (list, tuple, set, deque)
 _KEPT_OTHERWISE = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.Tensor)
 
 
@@ -142,7 +144,7 @@ def _first_lost(found: list[tuple[_Difference, str]]) -> str:
 
 def _difference(container: Any, before: Any, has_made: Callable[[Any], bool]) -> _Difference | None:
     """What has changed, but for what stands in for the user's iterators and functions while a run lasts."""
-    if isinstance(container, (*_DICTS, type)):
+    if isinstance(container, (dict, type)):
         contents = vars(container) if isinstance(container, type) else container
         now = {key: contents.get(key, _ABSENT) for key in {**before, **contents}}
         changed = {
@@ -187,29 +189,28 @@ def _containers_under(root: Any, name: str) -> Iterator[tuple[int, str]]:
     for _depth in range(_DEEPEST):
         below: list[tuple[Any, str]] = []
         for one, where in level:
-            if id(one) in seen or len(seen) > _MOST or type(one) in PLAIN or isinstance(one, _KEPT_OTHERWISE):
+            if id(one) in seen or len(seen) > _MOST or type(one) in PLAIN or issubclass(type(one), _KEPT_OTHERWISE):
                 continue
             seen.add(id(one))
-            yield id(one), f"{where}." if isinstance(one, type) else where
-            below += _parts(one, where, seen)
-            if vars_of(one) is not None:
-                yield id(vars_of(one)), f"{where}."
+            yield id(one), f"{where}." if issubclass(type(one), type) else where
+            attributes = _attributes(one)
+            yield id(attributes), f"{where}."
+            below += _items(one, where)
+            below += ((value, f"{where}.{key}") for key, value in list(attributes.items()))
+            if is_users_class(type(one)):
+                below.append((type(one), type(one).__name__))
         level = below
 
 
-def _parts(one: Any, where: str, seen: set[int]) -> list[tuple[Any, str]]:
-    if isinstance(one, _DICTS):
+def _items(one: Any, where: str) -> list[tuple[Any, str]]:
+    if type(one) in _DICTS:
         return [(value, f"{where}[{key!r}]" if type(key) in (str, int) else where) for key, value in list(one.items())]
-    if isinstance(one, (set, *_CONTAINERS)) or type(one).__name__ == "deque":
-        return [(item, f"{where}[{at}]") for at, item in enumerate(list(one))]
-    found = [(type(one), type(one).__name__)] if is_users_class(type(one)) else []
-    return found + [(value, f"{where}.{key}") for key, value in list((vars_of(one) or {}).items())]
+    return [(item, f"{where}[{at}]") for at, item in enumerate(list(one))] if type(one) in _ROWS else []
 
 
-def vars_of(one: Any) -> dict[str, Any] | None:
+def _attributes(one: Any) -> dict[str, Any]:
     """An object's attributes, without running code of its class; of a class and a module none."""
-    try:
+    found = None
+    with contextlib.suppress(AttributeError):
         found = object.__getattribute__(one, "__dict__")
-    except AttributeError:
-        return None
-    return found if type(found) is dict and not isinstance(one, type(itertools)) else None
+    return found if type(found) is dict and not issubclass(type(one), ModuleType) else {}
