@@ -130,6 +130,12 @@ def test_a_dry_cell_that_failed_can_be_tried_again(shell: Any, dry: Any) -> None
     dry("assert table['batch'] == 1")
 
 
+def test_a_folder_that_is_gone_at_the_end_is_not_gone_on_with(dry: Any) -> None:
+    """Asking for it raised, in place of what the cell raised."""
+    dry("import os, tempfile\nwith tempfile.TemporaryDirectory() as folder: os.chdir(folder)")
+    dry(f"import os; assert os.path.isdir(os.getcwd()); {READ}")
+
+
 SAID = "is as your notebook has it"
 
 

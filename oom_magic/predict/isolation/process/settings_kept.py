@@ -19,6 +19,13 @@ _ATTENTION = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
 _CUDNN = ("enabled", "benchmark", "deterministic")
 
 
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # somebody has removed it
+        return None
+
+
 def _of(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
     return functools.partial(getattr, owner, name), functools.partial(setattr, owner, name)
 
@@ -36,7 +43,7 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         for name in _ATTENTION
     },
     "environment": (lambda: dict(os.environ), restore_environment),
-    "folder": (lambda: os.getcwd(), lambda folder: os.chdir(folder)),
+    "folder": (lambda: _folder(), lambda folder: os.chdir(folder)),
 }
 
 
@@ -59,7 +66,8 @@ class SettingsKept:
     def end(self) -> None:
         """When its code has ended: note what differs from the user's."""
         now = _read()
-        self._left = {name: (self._users[name], value) for name, value in now.items() if value != self._users[name]}
+        changed = {name: value for name, value in now.items() if value not in (self._users[name], None)}
+        self._left = {name: (self._users[name], value) for name, value in changed.items()}
 
 
 def _read() -> dict[str, Any]:
