@@ -130,7 +130,6 @@ class CellRunner:
         """Run the cell on the pretend GPU; returns its value. Raises the cell's exception or the simulated one."""
         __tracebackhide__ = True
         self.was_dry = True
-        from oom_magic.notebook.cells.unseen_names import names_read
         from oom_magic.predict.compiled.calls import run_or_as_written
         from oom_magic.predict.instrumentation.loop_code import with_loops
 
@@ -146,7 +145,6 @@ class CellRunner:
             def run(session: DrySession) -> DrySession:
                 with self._freeing_dropped(written, names, session) as watched:
                     code = watched.changed(with_loops)
-                    session.names_read = names_read(code.codes, names)
                     session.run(lambda: values.append(_run_in(session, code, names, users)), [users], [decided])
                 return session
 
@@ -255,8 +253,9 @@ class CellRunner:
 def _run_in(session: DrySession, cell: CompiledCell, names: dict[str, Any], users: dict[str, Any]) -> Any:
     """The cell's value; functions of real cells that it calls are named if they do not see what dry cells assign."""
     __tracebackhide__ = True
-    from oom_magic.notebook.cells.unseen_names import unseen_names
+    from oom_magic.notebook.cells.unseen_names import names_read, unseen_names
 
+    session.names_read = names_read(cell.codes, names)
     try:
         return cell.run(names)
     finally:

@@ -12,7 +12,7 @@ from oom_magic.memory.timeline import Phase
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META, Place, is_large
 from oom_magic.predict.instrumentation.starting_point import StartingPoint, TensorState
-from oom_magic.predict.isolation.host_values import Written
+from oom_magic.predict.isolation.between_runs.host_values import Written
 from oom_magic.predict.operators.sparse import made_of_parts, parts_of
 
 

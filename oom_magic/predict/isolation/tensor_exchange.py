@@ -30,21 +30,21 @@ from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import Place, identity
 from oom_magic.predict.instrumentation.starting_point import StartingPoint, kept_on_cards
 from oom_magic.predict.instrumentation.stop_rule import Finished
+from oom_magic.predict.isolation.between_runs.contents_kept import ContentsKept
+from oom_magic.predict.isolation.between_runs.context_values import ContextValues
+from oom_magic.predict.isolation.between_runs.host_values import Written, written_in
+from oom_magic.predict.isolation.between_runs.settings_kept import SettingsKept
 from oom_magic.predict.isolation.exchanged_pair import ExchangedPair, tables_of_hooks
 from oom_magic.predict.isolation.fake_copies import FakeCopies, made_anew
 from oom_magic.predict.isolation.gradients_from_before import GradientsFromBefore, has_own_memory
-from oom_magic.predict.isolation.host_values import Written, written_in
 from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_objects
-from oom_magic.predict.isolation.objects.contents_kept import ContentsKept
 from oom_magic.predict.isolation.objects.copies import Copies
 from oom_magic.predict.isolation.objects.dropped import ObjectsDropped
 from oom_magic.predict.isolation.objects.iterators import Iterators
 from oom_magic.predict.isolation.objects.let_go import ContainersLetGo
 from oom_magic.predict.isolation.objects.users_objects import note_state
 from oom_magic.predict.isolation.patching import Journal, patched
-from oom_magic.predict.isolation.process.context_values import ContextValues
 from oom_magic.predict.isolation.process.event_loops import keep_event_loops
-from oom_magic.predict.isolation.process.settings_kept import SettingsKept
 from oom_magic.predict.isolation.reach import Reach, used_by_other_threads, users_modules
 from oom_magic.predict.isolation.run_threads import threads_of_run
 from oom_magic.predict.isolation.scripted_modules import scripted_let_go

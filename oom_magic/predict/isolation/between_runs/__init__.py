@@ -1,0 +1,1 @@
+"""What a run leaves for the next run of its session."""
