@@ -10,7 +10,7 @@ import torch
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.code import STYLES, code_for
 from oom_magic.explain.remedies.own_code.loops import copied, own_arguments
-from oom_magic.explain.remedies.own_code.models import own_names
+from oom_magic.explain.remedies.own_code.models import MadeInside, own_names
 from oom_magic.explain.remedies.own_code.writing import own_code
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Variation
 from oom_magic.explain.remedies.sizes.parameters import find_size_parameters
@@ -320,3 +320,26 @@ def test_shards_are_written_without_the_wrapper_that_they_replace() -> None:
     names = own_names(ast.parse("net(x)"), {"net": wrapped})
     assert (names["layers"], names["bare_layers"]) == ("net.module.blocks", "net.blocks")
     assert "for block in net.blocks:" in code_for("fully_sharded", "plain", names)[0]
+
+
+def test_a_model_is_not_made_in_its_own_methods() -> None:
+    """Lightning runs a model that only its methods see: code was to stand behind the line that makes ``self``."""
+    made = MadeInside()
+
+    class Lit(torch.nn.Linear):
+        def training_step(self) -> None:
+            made.note(self)
+
+    def train() -> None:
+        made.note(torch.nn.Linear(1, 1))
+        Lit(1, 1).training_step()
+
+    train()
+    assert dict(made.names) == {}
+
+    def trains() -> None:
+        net = Lit(1, 1)
+        net.training_step()
+
+    trains()
+    assert made.names["function"] == "trains" and made.names["made"] == "net"

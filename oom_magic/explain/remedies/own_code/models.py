@@ -64,7 +64,8 @@ class MadeInside:
         while frame is not None:
             code = frame.f_code
             if is_users_file(code.co_filename):
-                name = next((name for name, value in list(frame.f_locals.items()) if value is model), None)
+                sees = [one for one in list(frame.f_locals.items()) if one[0] != "self"]  # which no method makes
+                name = next((name for name, value in sees if value is model), None)
                 found = found if name is None else (_function_that_makes(name, code), name)
             frame = frame.f_back
         if found is not None:
