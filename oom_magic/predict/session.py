@@ -287,6 +287,11 @@ class DrySession:
             recorder.empty_cache()
 
     @property
+    def start_of_run(self) -> StartingPoint | None:
+        """What the last run found of what earlier ones made; None: they made nothing."""
+        return self._exchange.start_of_run
+
+    @property
     def names_read(self) -> frozenset[str]:
         """The variables that the code of the next run reads: what earlier ones put there is told if not kept."""
         return self._exchange.contents.names_read

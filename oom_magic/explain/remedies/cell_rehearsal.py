@@ -540,7 +540,8 @@ class CellRehearsal:
             try:
                 report = rehearse(partial(session.run, call, namespaces, self._decided))
             except MissingNameError as error:
-                if self._start is None or not self._start.keep(error.name):
+                begin = self._start if self._origin is None else self._origin.start_of_run
+                if begin is None or not begin.keep(error.name):
                     raise
             except NotEvaluatedError:
                 if not session.num_caught:

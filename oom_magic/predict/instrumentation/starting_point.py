@@ -1,4 +1,4 @@
-"""The state of the user's objects before a run on a real device, which a rehearsal restores.
+"""The state of the user's objects before a run, which a rehearsal restores.
 
 It is recorded before each cell and used only if the cell runs out of memory. It consists of weak references, identities
 and plain values, and keeps no object of the user's alive.
@@ -61,18 +61,13 @@ class StartingPoint:
     cards, what libraries keep between calls.
 
     The names ``but`` are assumed not to have been there. ``dropped``: the names that the run has assigned since;
-    ``needed``: those of them that a rehearsal reads before it assigns them. With ``keeps_names`` the names stay as they
-    are, and only what they lead to and ``live`` optimizers and the like are restored.
+    ``needed``: those of them that a rehearsal reads before it assigns them.
     """
 
     def __init__(
-        self,
-        namespaces: Sequence[dict[str, Any]],
-        but: Collection[str] = (),
-        live: LiveObjects | None = None,
-        keeps_names: bool = False,
+        self, namespaces: Sequence[dict[str, Any]], but: Collection[str] = (), live: LiveObjects | None = None
     ) -> None:
-        self._but, self._keeps_names = but, keeps_names
+        self._but = but
         self._made_anew: Callable[[TensorState], torch.Tensor] | None = None
         self._original: Callable[[Any], Any] = lambda one: one
         self.dropped: set[str] = set()
@@ -83,7 +78,7 @@ class StartingPoint:
         self._seen: set[int] = set()  # containers
         self._num_entries = 0
         live = find_live_objects() if live is None else live
-        owners = [*(() if keeps_names else live.modules), *live.tools]
+        owners = (*live.modules, *live.tools)
         with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
             self.workspaces, self.private_pools = kept_on_cards(live.tensors)
             self._tensors = {id(tensor): was for tensor in live.tensors if (was := _state_of(tensor)) is not None}
@@ -166,7 +161,7 @@ class StartingPoint:
     def _restore(self, noting: Callable[[Any, int], None]) -> None:
         self.dropped.clear()
         for one in self._contents:
-            container = None if one.is_namespace and self._keeps_names else _find(one)
+            container = _find(one)
             if container is None:
                 continue
             noting(container, 1)

@@ -94,7 +94,7 @@ class TensorExchange:
         self.context_values: ContextValues = (
             ContextValues() if origin is None else origin.context_values
         )  # among the changes
-        self._objects_found: StartingPoint | None = None  # by the last run, that earlier ones made
+        self.start_of_run: StartingPoint | None = None  # of the last one, where earlier runs made objects
         self.contents: ContentsKept = ContentsKept(None if origin is None else origin.contents)
         self.settings: SettingsKept = SettingsKept(None if origin is None else origin.settings.begun)
         self._made: Changes = {} if origin is None else origin._found
@@ -170,15 +170,14 @@ class TensorExchange:
         self._found = self._made
         real.apply(self._found)
         self.contents.begin(real, above)
-        for start in (self._start, None if self._origin is None else self._origin._objects_found):
+        for start in (self._start, None if self._origin is None else self._origin.start_of_run):
             if start is not None:
                 start.restore(real.add, functools.partial(made_anew, self.gpu), self._run_copies.original)
         self._keep_memory(live.tensors, assume)
         self._exchange(journal, pairs, live.tensors, give_scripted)
         self._guard(journal, live.tensors, pairs, others, namespaces, assume)
         self._watch(real, live, [*namespaces, set_by_runs], above, [one.tensor for one in pairs], own)
-        found = StartingPoint([*namespaces, *above], live=live, keeps_names=True) if own else None
-        self._objects_found = found
+        self.start_of_run = StartingPoint(above, live=live) if own else None
         return real
 
     def _watch(
