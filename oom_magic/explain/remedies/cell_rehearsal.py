@@ -499,6 +499,11 @@ class CellRehearsal:
 
         return Leaves()
 
+    @property
+    def _found(self) -> StartingPoint | None:
+        """What the failed run found of the user's objects."""
+        return self._start if self._origin is None else self._origin.start_of_run
+
     @cached_property
     def _alike(self) -> dict[str, Any]:
         """The settings of all sessions; results of operators in one are reused by the next."""
@@ -540,8 +545,7 @@ class CellRehearsal:
             try:
                 report = rehearse(partial(session.run, call, namespaces, self._decided))
             except MissingNameError as error:
-                begin = self._start if self._origin is None else self._origin.start_of_run
-                if begin is None or not begin.keep(error.name):
+                if self._found is None or not self._found.keep(error.name):
                     raise
             except NotEvaluatedError:
                 if not session.num_caught:
