@@ -121,7 +121,7 @@ def _advised(diagnosis: Diagnosis, rehearsal: Rehearsal, situation: Situation) -
     except NotEvaluatedError as error:
         yield replace(diagnosis, remedies=unpriced_remedies(diagnosis, error.reason))
         return
-    diagnosis = _rehearsed(diagnosis, evaluator, situation)
+    diagnosis = _rehearsed(diagnosis, rehearsal, evaluator, situation)
     if rehearsal.is_step and not rehearsal.is_evaluation and situation.phase != "evaluation":
         diagnosis = replace(diagnosis, told=diagnosis.told | {"trains_in_rehearsal"})
     growth = diagnosis.growth
@@ -166,34 +166,36 @@ def _to_its_end(diagnosis: Diagnosis, evaluator: RemedyEvaluator, found: list[Re
             return
 
 
-def _rehearsed(diagnosis: Diagnosis, evaluator: RemedyEvaluator, situation: Situation) -> Diagnosis:
+def _rehearsed(
+    diagnosis: Diagnosis, rehearsal: Rehearsal, evaluator: RemedyEvaluator, situation: Situation
+) -> Diagnosis:
     """The diagnosis with the memory that the unchanged run needs, and what its rehearsal shows about the cause."""
     held_only = situation.held_bytes if situation.is_filled_by_held(evaluator.needed_bytes) else 0
     needed, baseline = evaluator.needed_bytes + held_only, evaluator.baseline
     bounds = baseline.is_upper_bound, baseline.is_lower_bound
     diagnosis = replace(diagnosis, as_is=AsItIs(needed, situation.usable_bytes, situation.outside_bytes, *bounds))
-    if evaluator.calls_followed:
+    if rehearsal.calls_followed:
         key = "calls_continued" if baseline.timeline.was_continued else "calls_followed"
-        followed = Evidence(key, {"num_calls": evaluator.calls_followed})
+        followed = Evidence(key, {"num_calls": rehearsal.calls_followed})
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, followed))
-        diagnosis = refine_with_turns(diagnosis, *evaluator.kept_by_turns, needed)
+        diagnosis = refine_with_turns(diagnosis, *rehearsal.kept_by_turns, needed)
     steps = {"num_steps": evaluator.steps_left_after} if evaluator.steps_left_after else {}
     if evaluator.fits:
         sizes = {"needed_bytes": evaluator.needed_bytes, "usable_bytes": situation.usable_bytes}
         key = "grows_later" if situation.is_leaking else "first_steps_fit"
         fits = Evidence(key if steps else "rehearsal_fits", {**sizes, **steps})
         # What held memory when the run failed is known: also what grew in it, where not all turns were followed.
-        is_told = held_only > 0 or (situation.is_leaking and evaluator.calls_followed > 0)
+        is_told = held_only > 0 or (situation.is_leaking and rehearsal.calls_followed > 0)
         evidence = diagnosis.evidence if is_told else (*diagnosis.evidence, fits)
         return replace(diagnosis, evidence=evidence, remedies=unpriced_remedies(diagnosis, _FITS))
     diagnosis = without_held(diagnosis, evaluator.baseline, evaluator.needed_bytes - situation.usable_bytes)
     if not evaluator.is_in_pieces:
         diagnosis = without_fragmentation(diagnosis, evaluator.baseline)
     diagnosis = without_activations(diagnosis, evaluator.baseline, situation.usable_bytes)
-    if evaluator.steps_differ:
+    if rehearsal.steps_differ:
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, Evidence("steps_differ", steps)))
-    if evaluator.samples_compared:
-        largest = Evidence("largest_sample", {"count": evaluator.samples_compared})
+    if rehearsal.samples_compared:
+        largest = Evidence("largest_sample", {"count": rehearsal.samples_compared})
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, largest))
     return diagnosis
 

@@ -1,4 +1,4 @@
-"""The user's own cell rehearsed: executed again on a pretend card, with what a remedy changes."""
+"""The user's own cell rehearsed: what its run showed, its sizes, remedies tried in it, and their code."""
 
 from __future__ import annotations
 
@@ -13,37 +13,30 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.called import called_in
-from oom_magic.explain.live.growth import Growth
 from oom_magic.explain.live.mending import is_in
-from oom_magic.explain.remedies.own_code.data_on_host import BATCHES_MOVED, DataKept, data_kept_on_host
+from oom_magic.explain.remedies.executed_cell import ExecutedCell
+from oom_magic.explain.remedies.own_code.data_on_host import BATCHES_MOVED
 from oom_magic.explain.remedies.own_code.loops import own_arguments
 from oom_magic.explain.remedies.own_code.models import MadeInside, own_names
 from oom_magic.explain.remedies.own_code.other_cells import (
     EVALUATES,
     arguments_of_earlier_cells,
-    handler_of_out_of_memory,
     speaks_of_training,
 )
-from oom_magic.explain.remedies.own_code.placement import own_placement
 from oom_magic.explain.remedies.own_code.precision import in_single_precision
 from oom_magic.explain.remedies.own_code.rows.functions import COUNTED
 from oom_magic.explain.remedies.own_code.rows.statements import leading_rows
 from oom_magic.explain.remedies.own_code.writing import (
     CodeWriter,
     accumulated_in_words,
-    chains_in,
     own_code,
-    rewritten_cell,
 )
 from oom_magic.explain.remedies.rehearsal import (
     STEPS,
-    UNLIMITED,
     MissingNameError,
     NotEvaluatedError,
     Variation,
     check_surveyed,
-    marked,
-    rehearse,
 )
 from oom_magic.explain.remedies.room import names_needed
 from oom_magic.explain.remedies.sizes.inputs import dimensions_of, has_rows, sizes_of_inputs
@@ -60,19 +53,10 @@ from oom_magic.explain.remedies.sizes.parameters import (
 if TYPE_CHECKING:
     from oom_magic.explain.remedies.room import InTheWay
     from oom_magic.memory.report import MemoryReport
-    from oom_magic.predict.instrumentation.decided.decided_names import DecidedNames
-    from oom_magic.predict.instrumentation.rebound_names import Leaves
-    from oom_magic.predict.instrumentation.starting_point import StartingPoint
-    from oom_magic.predict.instrumentation.stop_rule import StopAfter, StopRule
-    from oom_magic.predict.instrumentation.training import ModelCall, Training
-    from oom_magic.predict.session import DrySession
-    from oom_magic.predict.setups.gpus import GPU
+    from oom_magic.predict.instrumentation.training import ModelCall
     from oom_magic.predict.what_if.change import Change
-    from oom_magic.predict.what_if.largest_samples import LargestSamples
-    from oom_magic.predict.what_if.survey import Survey
 
 _MOST_PARAMETERS = 4
-_BY_HAND = "balanced_layers"
 _ALL_STEPS = sys.maxsize  # of training; loops that evaluate may still be cut short
 _SECONDS_TO_THE_END = 10  # of computing, of a run without optimizer steps
 _MOST_ROWS = 256  # of a model's inputs for one sample
@@ -84,15 +68,11 @@ _SIZE_OF = {
 }
 
 
-class CellRehearsal:
-    """A cell of the notebook with the names it sees, or any function.
+class CellRehearsal(ExecutedCell):
+    """A cell of the notebook, or any function, with remedies; for ``options`` see ``ExecutedCell``.
 
-    ``origin`` is the dry session the cell failed in, ``start`` what it found on a real device: it starts from there.
-    ``decided`` are names that each dry run decides again. ``call(tree, names)`` executes the cell; what it does to
-    ``names`` is undone each time. ``find_in_the_way`` tells what earlier cells hold, but for names that are needed.
-    ``machine`` are the settings ``num_gpus``, ``num_processes`` and ``rank`` of a dry session; with several cards,
-    remedies are evaluated for the fullest. ``arguments`` is the command line of the script that the cell runs, as it
-    reads it. Tensors with the identities ``absent`` take nothing: only earlier failures hold them.
+    ``find_in_the_way`` tells what earlier cells hold, but for names that are needed. With several cards, remedies are
+    evaluated for the fullest.
     """
 
     def __init__(
@@ -100,41 +80,23 @@ class CellRehearsal:
         call: Callable[[ast.Module, dict[str, Any]], Any],
         tree: ast.Module,
         names: dict[str, Any],
-        *,
-        gpu: str | GPU | None = None,
-        memory: int | None = None,
-        origin: DrySession | None = None,
-        start: StartingPoint | None = None,
         find_in_the_way: Callable[[Collection[str]], InTheWay | None] = lambda _: None,
-        decided: DecidedNames | None = None,
-        machine: Mapping[str, Any] | None = None,
-        arguments: list[str] | None = None,
-        absent: frozenset[int] = frozenset(),
+        **options: Any,
     ) -> None:
-        self._absent, self._arguments = absent, arguments or []
-        self._decided = None if decided is None else [decided]
-        self._call, self._tree, self._names = call, tree, names
+        super().__init__(call, tree, names, **options)
         self._writer = CodeWriter(tree, names, self._arguments)
-        self._card: dict[str, Any] = {"gpu": gpu, "memory": memory, **(machine or {})}
         self.is_of_job = self._card.get("num_processes") is not None
-        self._origin, self._start = origin, start
-        self.has_failed = start is not None
+        self.has_failed = self._start is not None
         self._find_in_the_way = find_in_the_way
-        self._num_steps: StopAfter = STEPS
-        self._usable_bytes = 0  # where the code goes on where memory runs out, it runs out at so much; 0: never
         self.parameters: dict[str, SizeParameter | None] = {}
-        self._survey: Survey | None = None
         self._made_inside = MadeInside()
         self._fullest: ModelCall | None = None
         self._beside: list[ModelCall] = []  # the calls of its step that keep a graph
         self._later: ModelCall | None = None  # of the evaluation that took most in the last ``run_on``
-        self._training: Training | None = None  # of the last run
-        self._leaves_evaluations, self._is_unwalked = True, False  # its graph: no backward walked it, though others
+        self._is_unwalked = False  # its graph: no backward walked it, though others
         self.sizes: Mapping[str, int] = {}
-        self.accumulation, self.steps_differ, self.calls_followed = 1, False, 0
+        self.accumulation, self.steps_differ = 1, False
         self.samples_compared, self.kept_by_turns, self._evaluates_between = 0, (0, 0), False
-        self._most_seconds = math.inf
-        self._most_failures: int | None = None  # of tries before the last, where none of the run as it is fits
 
     def begin(self, changes: Sequence[Change], enough_bytes: int, is_brief: bool = False) -> MemoryReport:
         """Execute the unchanged cell on a pretend card; all variations are followed equally far."""
@@ -287,33 +249,6 @@ class CellRehearsal:
         check_surveyed(self._survey, made)
         if variation.mended is not None and not is_in(variation.mended, self._tree, self._names):
             raise NotEvaluatedError(Evidence("reason_line_elsewhere"))
-
-    def _written(self, changes: Sequence[Change]) -> list[Change]:
-        """Those that are not made while the cell runs, but written into it: a split by hand in a known form, types."""
-        from oom_magic.predict.what_if.change import ByHandError
-
-        assert self._survey is not None, "begin comes first"
-        found = [change for change in changes if isinstance(self._survey.error(change), ByHandError)]
-        own = [one for one in changes if one.written_as and self._is_written(one.written_as)]
-        chains = chains_in(self._names)
-        return [*own, *(one for one in found if own_placement(self._tree, _BY_HAND, one.values, chains))]
-
-    def _is_written(self, key: str) -> bool:
-        if key == BATCHES_MOVED:
-            return self._data_kept is not None
-        return bool(in_single_precision(self._tree, self._names))
-
-    @cached_property
-    def _data_kept(self) -> DataKept | None:
-        """Asked for before a run: in it, names have stand-ins, of which it is not known what is on the device."""
-        return data_kept_on_host(self._tree, self._names, self._is_on_device)
-
-    def _is_on_device(self, tensor: Any) -> bool:
-        if self._origin is None:
-            return bool(tensor.is_cuda)
-        from oom_magic.predict.fake_cuda.places import Place
-
-        return self._origin.fake_gpu.place(tensor) is Place.GPU
 
     def run(self, variation: Variation) -> MemoryReport:
         """Execute the cell again, changed, and follow it as far: smaller batches make more steps."""
@@ -491,94 +426,3 @@ class CellRehearsal:
         """The first call of the same kind: with a changed size, more or fewer calls may come before the others."""
         calls = [] if self._training is None else self._training.model_calls
         return next((one for one in calls if one.inputs == call.inputs and one.is_training == call.is_training), call)
-
-    @cached_property
-    def _leaves(self) -> Leaves:
-        """Of graphs that there were before the first run."""
-        from oom_magic.predict.instrumentation.rebound_names import Leaves
-
-        return Leaves()
-
-    @property
-    def _found(self) -> StartingPoint | None:
-        """What the failed run found of the user's objects."""
-        return self._start if self._origin is None else self._origin.start_of_run
-
-    @cached_property
-    def _alike(self) -> dict[str, Any]:
-        """The settings of all sessions; results of operators in one are reused by the next."""
-        from oom_magic.predict.operators.known_outputs import KnownOutputs
-
-        known = KnownOutputs() if self._origin is None else self._origin.known_outputs
-        shared = {"origin": self._origin, "start": self._start, "known_outputs": known}
-        return {**self._card, **UNLIMITED, **shared}
-
-    def _execute(
-        self,
-        changes: Sequence[Change],
-        overridden: Mapping[SizeParameter, int],
-        growth: Growth | None = None,
-        dropped: InTheWay | None = None,
-        **limits: Any,
-    ) -> tuple[MemoryReport, Training]:
-        from oom_magic.predict.instrumentation.rebound_names import ReboundNames
-        from oom_magic.predict.session import DrySession
-
-        def call() -> None:
-            """The cell, changed; what it does to the names is undone by the session."""
-            if dropped is not None:
-                dropped.leave(self._names)
-            with rewritten_cell(self._tree, self._names, overridden, growth, written, kept):
-                tree = ReboundNames(self._names, session.fake_gpu, leaves).watched(self._tree)
-                if self._usable_bytes and self._goes_on:
-                    session.limit_where_caught(self._usable_bytes, tree, most_failures)
-                self._call(tree, self._names)
-
-        written = self._written(changes)
-        made = [change for change in changes if change not in written]
-        leaves, most_failures = self._leaves, None if overridden else self._most_failures
-        kept, absent = self._data_kept if written else None, self._absent_with(dropped, written)
-        namespaces = [self._names, *(names.namespace for names in self._decided or ())]
-        while True:
-            session = DrySession(**self._alike, changes=(*made, self._largest), absent=absent)
-            session.training.stop_rule = self._stop_rule(**limits)
-            try:
-                report = rehearse(partial(session.run, call, namespaces, self._decided))
-            except MissingNameError as error:
-                if self._found is None or not self._found.keep(error.name):
-                    raise
-            except NotEvaluatedError:
-                if not session.num_caught:
-                    raise
-                most_failures = session.num_caught - 1  # nothing that it tries fits: the last try is followed
-                self._most_failures = self._most_failures if overridden else most_failures
-            else:
-                self._training = session.training
-                return marked(report, session.training, self._largest), session.training
-
-    def _absent_with(self, dropped: InTheWay | None, written: Sequence[Change]) -> frozenset[int]:
-        """What takes nothing, by identity: also what is dropped, or taken back by what is written into the cell."""
-        absent = self._absent if dropped is None else self._absent | dropped.objects
-        is_moved = any(one.written_as == BATCHES_MOVED for one in written)
-        return absent | self._data_kept.gone if is_moved and self._data_kept is not None else absent
-
-    @cached_property
-    def _goes_on(self) -> bool:
-        return bool(handler_of_out_of_memory(self._tree, self._names))
-
-    @cached_property
-    def _largest(self) -> LargestSamples:
-        from oom_magic.predict.what_if.largest_samples import LargestSamples
-
-        return LargestSamples()
-
-    def _stop_rule(self, **limits: Any) -> StopRule:
-        from oom_magic.predict.instrumentation.stop_rule import StopRule
-
-        return StopRule(
-            after_steps=self._num_steps,
-            after_calls=self.calls_followed or None,
-            most_seconds=self._most_seconds,
-            leaves_evaluations=self._leaves_evaluations,
-            **limits,
-        )

@@ -57,7 +57,8 @@ _COMBINATION = RemedySpec("combination", 0, "combination", (), None, combines=Fa
 
 
 class RemedyEvaluator:
-    """The remedies of one run, evaluated. ``needed_bytes`` is the least memory for PyTorch with which it ends as it is.
+    """The remedies of one run, evaluated. ``needed_bytes`` is the least memory for PyTorch with which it ends as it is,
+    ``baseline`` the report of that run, as far as it was followed.
 
     ``first`` are the keys of remedies to rehearse first. Raises NotEvaluatedError if the run cannot be rehearsed.
     """
@@ -89,8 +90,8 @@ class RemedyEvaluator:
         for is_brief in (True, False) if may_follow else (False,):
             begin = partial(rehearsal.begin, made, enough, is_brief)
             for run in (begin, partial(rehearsal.begin_on, made)) if may_follow else (begin,):
-                self._baseline = self._patience.timed(run)
-                self.needed_bytes = needed_bytes(self._baseline)
+                self.baseline = self._patience.timed(run)
+                self.needed_bytes = needed_bytes(self.baseline)
                 if not (self.fits and self.steps_left_after):
                     return
 
@@ -98,50 +99,25 @@ class RemedyEvaluator:
     def _has_failed_narrowly(self) -> bool:
         """Whether what was rehearsed is the run that failed, and would just fit: how the cache happens to be divided
         decides what a run needs, up to what it reserves where there is room, and this one needed more than there is."""
-        situation, reserved = self._situation, self._baseline.peak_reserved_bytes
+        situation, reserved = self._situation, self.baseline.peak_reserved_bytes
         is_told = situation.is_leaking or situation.is_filled_by_held(self.needed_bytes) or situation.raised is not None
         return self.fits and self._rehearsal.has_failed and not is_told and reserved > situation.safe_bytes
 
     @property
     def steps_left_after(self) -> int:
         """The number of optimizer steps after which the rehearsal ended the run early; 0: it ran to its end."""
-        timeline = self._baseline.timeline
+        timeline = self.baseline.timeline
         return timeline.num_steps() if timeline.was_left else 0
-
-    @property
-    def steps_differ(self) -> bool:
-        """Whether later steps may need more than the rehearsed ones."""
-        return self._rehearsal.steps_differ
-
-    @property
-    def samples_compared(self) -> int:
-        """Samples that differ in size, of which the largest is in most of the rehearsed batches; 0: none do."""
-        return self._rehearsal.samples_compared
-
-    @property
-    def calls_followed(self) -> int:
-        """After so many calls of models each run was left, as no optimizer ever steps in it; 0: none was."""
-        return self._rehearsal.calls_followed
-
-    @property
-    def kept_by_turns(self) -> tuple[int, int]:
-        """How many turns its loop has, and the bytes that each more leaves; (0, 0): it has none that is told so."""
-        return self._rehearsal.kept_by_turns
-
-    @property
-    def baseline(self) -> MemoryReport:
-        """The report of the unchanged run, as far as it was followed."""
-        return self._baseline
 
     @property
     def is_in_pieces(self) -> bool:
         """Whether the unchanged run fits with expandable segments: its memory is fragmented."""
-        is_possible = self._baseline.peak_allocated_bytes <= self._situation.usable_bytes
+        is_possible = self.baseline.peak_allocated_bytes <= self._situation.usable_bytes
         return is_possible and any(remedy.fits for remedy in self._segments)
 
     @cached_property
     def _segments(self) -> list[Remedy]:
-        return list(growing_segments(self._baseline, self.needed_bytes, self._situation))
+        return list(growing_segments(self.baseline, self.needed_bytes, self._situation))
 
     @property
     def keys(self) -> frozenset[str]:
@@ -152,11 +128,11 @@ class RemedyEvaluator:
     @property
     def fits(self) -> bool:
         """Whether the run is known to fit as it is."""
-        return self.needed_bytes <= self._situation.usable_bytes and not self._baseline.is_lower_bound
+        return self.needed_bytes <= self._situation.usable_bytes and not self.baseline.is_lower_bound
 
     def remedies(self) -> Iterator[Remedy]:
         """Remedies in the order of their evaluation: harmless ones, combinations of them if none fits, then others."""
-        yield from making_room(self._baseline, self.needed_bytes, self._situation)
+        yield from making_room(self.baseline, self.needed_bytes, self._situation)
         if self.fits and self._situation.is_leaking:
             yield from self._growth_stopped()
         if not self.fits:
@@ -165,9 +141,9 @@ class RemedyEvaluator:
     def bought(self) -> Iterator[Remedy]:
         """Other hardware for the run as it is, which no rehearsal has to price."""
         is_leak = self._situation.is_leaking and bool(self.steps_left_after)  # it fills a larger card, too
-        if not (self.fits or is_leak or self.calls_followed):
-            is_alone = not self._rehearsal.is_of_job and len(self._baseline.cards) == 1
-            for one in other_hardware(self._baseline, self.needed_bytes, self._situation, is_alone):
+        if not (self.fits or is_leak or self._rehearsal.calls_followed):
+            is_alone = not self._rehearsal.is_of_job and len(self.baseline.cards) == 1
+            for one in other_hardware(self.baseline, self.needed_bytes, self._situation, is_alone):
                 yield self._with_code(one, one.key, one.values)
 
     def to_its_end(self, remedy: Remedy) -> tuple[Remedy, int]:
@@ -176,13 +152,13 @@ class RemedyEvaluator:
         Where an evaluation would not fit, its batches are made smaller, too. The remedy itself, and 0, where what
         follows takes no more.
         """
-        variation = self._variations.get(identity_of(remedy))
-        is_evaluated = self.steps_left_after and not self._situation.is_leaking and self._rehearsal.may_evaluate
-        differ = self.steps_differ or self.samples_compared  # blocks of many sizes leave the cache in more pieces
-        if variation is None or not (is_evaluated or differ or self.calls_followed) or self._patience.is_over:
+        variation, rehearsal = self._variations.get(identity_of(remedy)), self._rehearsal
+        is_evaluated = self.steps_left_after and not self._situation.is_leaking and rehearsal.may_evaluate
+        differ = rehearsal.steps_differ or rehearsal.samples_compared  # blocks of many sizes: more pieces in the cache
+        if variation is None or not (is_evaluated or differ or rehearsal.calls_followed) or self._patience.is_over:
             return remedy, 0
         try:
-            report = self._patience.timed(lambda: self._rehearsal.run_on(variation.with_(self._after)))
+            report = self._patience.timed(lambda: rehearsal.run_on(variation.with_(self._after)))
         except NotEvaluatedError:
             return remedy, 0
         now = self._need(report, variation.batches)
@@ -295,7 +271,7 @@ class RemedyEvaluator:
 
     def _groups(self) -> list[list[RemedySpec]]:
         """The candidates in groups, each by cost: harmless for the cause, other harmless, costly, what compiles."""
-        worth = [one for one in self._candidates if self._is_possible(one) and one.helps(self._baseline)]
+        worth = [one for one in self._candidates if self._is_possible(one) and one.helps(self.baseline)]
         for what in SHRINKING:
             key, cost, speed = self._shrinking(what)
             if self._rehearsal.sizes.get(what, 1) > 1:
@@ -303,7 +279,7 @@ class RemedyEvaluator:
                     RemedySpec(key, cost, speed, STEP, Variation(sizes={what: 0}), slot=key, combines=what == "batch")
                 )
         # If the memory between steps alone does not fit, it has to shrink first.
-        is_full = between_steps_bytes(self._baseline) > self._situation.usable_bytes
+        is_full = between_steps_bytes(self.baseline) > self._situation.usable_bytes
         worth.sort(key=lambda one: (is_full and one.acts_on_step, one.cost))
         groups: list[list[RemedySpec]] = [[], [], [], []]
         for one in worth:
@@ -317,14 +293,14 @@ class RemedyEvaluator:
         where that is not followed."""
         if candidate.needs_graph and self._rehearsal.keeps_no_graph:
             return False
-        if candidate.is_of_compiler and self._baseline.is_upper_bound:
+        if candidate.is_of_compiler and self.baseline.is_upper_bound:
             return False
         return candidate.key != "no_grad" or self._is_evaluation or self._rehearsal.runs_frozen
 
     def _is_too_little(self, candidate: RemedySpec) -> bool:
         """Whether the run would not fit even without all that a change acts on."""
         is_sized = candidate.variation is not None and candidate.variation.sizes
-        return not is_sized and self.needed_bytes - candidate.most_saved(self._baseline) > self._situation.usable_bytes
+        return not is_sized and self.needed_bytes - candidate.most_saved(self.baseline) > self._situation.usable_bytes
 
     def _shrinking(self, what: str) -> tuple[str, int, str]:
         """Key, cost and effect on speed of making a size smaller."""
@@ -346,7 +322,7 @@ class RemedyEvaluator:
                 yield from self._if_useful(self._smaller(what, Variation()))
                 return
             report = self._run(candidate.variation)
-            if report.is_upper_bound and not self._baseline.is_upper_bound:
+            if report.is_upper_bound and not self.baseline.is_upper_bound:
                 raise NotEvaluatedError(Evidence("reason_followed_as_eager"))
         except NotEvaluatedError as error:
             if candidate.otherwise is not None:
@@ -424,7 +400,7 @@ class RemedyEvaluator:
             return self._need(reports[size], smaller.batches)
 
         limits = (self._situation.safe_bytes, self._situation.usable_bytes)
-        before_need, least = (before, needed or self.needed_bytes), between_steps_bytes(self._baseline)
+        before_need, least = (before, needed or self.needed_bytes), between_steps_bytes(self.baseline)
         fitting = (largest_fitting(need, sizes, before_need, least, limit) for limit in limits)
         after = next(filter(None, fitting), None) or min(reports)
         cost += cost_of_halving(what, before, after)
@@ -450,7 +426,7 @@ class RemedyEvaluator:
         more = whole // size // self._rehearsal.accumulation
         parts: list[tuple[Change, Mapping[str, Any]]] = []
         if self._rehearsal.accumulation == 1:
-            timeline = self._baseline.timeline
+            timeline = self.baseline.timeline
             change = AccumulatedGradients(is_one_step=timeline.num_steps() == 1 and not timeline.was_left)
             parts.append((change, {"gradient_accumulation_steps": 2}))
         if self._situation.style == "trainer" and more > 1:
@@ -466,7 +442,7 @@ class RemedyEvaluator:
         is_close = verdicts == {"danger"}
         limit = self._situation.safe_bytes if is_close else self._situation.usable_bytes
         possible = likely_combinations(
-            found, self.needed_bytes, between_steps_bytes(self._baseline), self._situation, limit
+            found, self.needed_bytes, between_steps_bytes(self.baseline), self._situation, limit
         )
         if verdicts and not is_close:
             possible = [chosen for chosen in possible if any(one.key == DROPPED for one, _ in chosen)]
@@ -520,6 +496,6 @@ class RemedyEvaluator:
         """The run with a change. Raises NotEvaluatedError, also where it was left in a loop, which the run as it is was
         followed beyond: what it needs by then cannot be compared."""
         report = self._patience.timed(lambda: self._rehearsal.run(variation.with_(self._after)))
-        if report.is_lower_bound and not self._baseline.is_lower_bound:
+        if report.is_lower_bound and not self.baseline.is_lower_bound:
             raise NotEvaluatedError(Evidence("reason_left_in_loop"))
         return report
