@@ -232,6 +232,7 @@ class DrySession:
             try:
                 self._exchange.settings.begin()
                 self._decide_again()
+                self._exchange.settings.note_decided()
                 self.fake_gpu.collector.begin()
                 interrupts.users_code(partial(context.run, function))
             finally:

@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -166,8 +167,15 @@ class DecidedNames:
         before = self._now(name)
         if self.above.get(name, _ABSENT) is before:
             self.above[name] = now
+        if name in self.namespace:
+            self._undo.append(partial(self._give_name_back, Decision(name, self.namespace[name], now)))
         self.namespace[name] = now
         self._rebound.append(Decision(name, before, now))
+
+    def _give_name_back(self, decision: Decision) -> None:
+        """Unless the code has assigned it: what is decided is not what the code left."""
+        if self.namespace.get(decision.name, _ABSENT) is decision.now:
+            self.namespace[decision.name] = decision.before
 
     def _read_elsewhere(self) -> set[str]:
         """The names that the user's code on other threads looks up."""
@@ -205,13 +213,13 @@ class DecidedNames:
         self.placed = list(dict.fromkeys(self.placed))
 
     def give_back(self) -> None:
-        """At the end of the dry run: undo what was changed in the user's objects."""
+        """At the end of the dry run: undo what was changed in the user's objects and names."""
         while self._undo:
             self._undo[-1]()
             self._undo.pop()
 
     def leave(self) -> None:
-        """After the dry run: undo changes of ``above``; the dry run itself restores the namespace."""
+        """After the dry run: undo changes of ``above``."""
         for one in self._rebound:
             if one.name in self.namespace and self.above.get(one.name, _ABSENT) is one.now:
                 self.above[one.name] = self.namespace[one.name]

@@ -54,6 +54,7 @@ class SettingsKept:
         self.begun = dict(left or {})
         self._left = self.begun
         self._users: dict[str, Any] = {}
+        self._decided: dict[str, Any] = {}
 
     def begin(self) -> None:
         """Inside a run, at its beginning: set what the last one left, unless the user has set it since."""
@@ -63,11 +64,16 @@ class SettingsKept:
             with contextlib.suppress(OSError, RuntimeError):  # a folder that the run made is gone with it
                 _SETTINGS[name][1](now)
 
+    def note_decided(self) -> None:
+        """Before its code: what was set since then is not its doing, and is decided in each run."""
+        expected = self._users | {name: now for name, (_before, now) in self.begun.items()}
+        self._decided = {name: value for name, value in _read().items() if value != expected[name]}
+
     def end(self) -> None:
         """When its code has ended: note what differs from the user's."""
         now = _read()
-        changed = {name: value for name, value in now.items() if value not in (self._users[name], None)}
-        self._left = {name: (self._users[name], value) for name, value in changed.items()}
+        others = {name: (self._users[name], self._decided.get(name), None) for name in now}
+        self._left = {name: (self._users[name], value) for name, value in now.items() if value not in others[name]}
 
 
 def _read() -> dict[str, Any]:
