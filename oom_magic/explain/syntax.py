@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeGuard
 
 DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_BODIES = ("body", "orelse", "finalbody", "handlers")
+_BODIES = ("body", "orelse", "finalbody")
+_PARTS = ("handlers", "cases")  # of statements, each with a body of its own
 
 Path = list[tuple[list[ast.stmt], int]]  # blocks, each with a place in it
 
@@ -29,7 +30,12 @@ def names_in(tree: ast.AST) -> list[str]:
 
 def bound_in(tree: ast.AST) -> set[str]:
     """The names that code binds."""
-    return {node.id for node in ast.walk(tree) if is_stored(node)}
+    return set(bound_by([tree]))
+
+
+def bound_by(statements: Iterable[ast.AST]) -> list[str]:
+    """The names that statements bind one after another, each once."""
+    return list(dict.fromkeys(node.id for one in statements for node in ast.walk(one) if is_stored(node)))
 
 
 def read_in(tree: ast.AST) -> set[str]:
@@ -52,6 +58,25 @@ def read_before_bound(tree: ast.Module) -> set[str]:
 def blocks_of(statement: ast.AST) -> Iterator[list[ast.stmt]]:
     """The blocks of statements that stand directly in one."""
     yield from (block for field in _BODIES if isinstance(block := getattr(statement, field, None), list))
+    yield from (part.body for field in _PARTS for part in getattr(statement, field, ()))
+
+
+def blocks_in(tree: ast.AST, closed: tuple[type[ast.stmt], ...] = ()) -> Iterator[list[ast.stmt]]:
+    """All blocks of statements in a tree, outer ones first, but for those in inner statements that are ``closed``."""
+    waiting = [tree]
+    for one in waiting:
+        blocks = list(blocks_of(one))
+        waiting += [inner for block in blocks for inner in block if not isinstance(inner, closed)]
+        yield from blocks
+
+
+def statements_in(body: Iterable[ast.stmt], closed: tuple[type[ast.stmt], ...] = DEFINING) -> Iterator[ast.stmt]:
+    """The statements of a block, each before those of the blocks in it, but for those in statements that are
+    ``closed``."""
+    for statement in body:
+        yield statement
+        if not isinstance(statement, closed):
+            yield from (one for block in blocks_of(statement) for one in statements_in(block, closed))
 
 
 def path_to(tree: ast.AST, leads: Callable[[ast.stmt], bool]) -> Path:

@@ -31,7 +31,7 @@ from oom_magic.explain.live.later_backward import (
     path_in_function,
 )
 from oom_magic.explain.live.read_back import is_read_as_tensors, moved_back
-from oom_magic.explain.syntax import is_stored, names_in
+from oom_magic.explain.syntax import bound_by, names_in, statements_in
 from oom_magic.user_code import is_users_file
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 _ADDING = ("append", "extend", "add", "insert", "appendleft")
 _JOINING = ("cat", "concat", "concatenate", "stack", "vstack", "hstack")
-BODIES = ("body", "orelse", "finalbody")
 _NOTEWORTHY_SHARE = 0.05
 # A queue of so many times its first rows is no longer what the run began with, whatever its share of the memory.
 _MANY_TIMES = 2
@@ -312,9 +311,9 @@ def _run_by_loops(file: str, variables: dict[str, Any], line: int, names: Mappin
     function, its file and the names that it finds."""
     for node in ast.walk(parsed(file, variables)):
         if isinstance(node, (ast.For, ast.While)) and node.lineno <= line <= (node.end_lineno or 0):
-            yield from ((statement, node, file, names) for statement in _statements(node.body))
+            yield from ((statement, node, file, names) for statement in statements_in(node.body))
             for one in called_in(node, names):
-                yield from ((each, one.definition, one.file, one.names) for each in _statements(one.definition.body))
+                yield from ((each, one.definition, one.file, one.names) for each in statements_in(one.definition.body))
 
 
 def _collected_before(file: str, variables: dict[str, Any], line: int, names: Mapping[str, Any]) -> Iterator[_Run]:
@@ -324,9 +323,9 @@ def _collected_before(file: str, variables: dict[str, Any], line: int, names: Ma
     joined = _joined_on(file, variables, line)
     before = [one for block, at in path for one in block[:at] if joined]
     for loop in (node for one in before for node in ast.walk(one) if isinstance(node, (ast.For, ast.While))):
-        run: list[_Run] = [(statement, loop, file, names) for statement in _statements(loop.body)]
+        run: list[_Run] = [(statement, loop, file, names) for statement in statements_in(loop.body)]
         for one in called_in(loop, names):  # such as a hook
-            run += [(each, one.definition, one.file, one.names) for each in _statements(one.definition.body)]
+            run += [(each, one.definition, one.file, one.names) for each in statements_in(one.definition.body)]
         if any(_container(each[0]) in joined for each in run):
             yield from (each for each in run if _container(each[0]))
 
@@ -363,19 +362,11 @@ def _kept_after(code: CodeType, line: int, variables: dict[str, Any], names: Map
     functions = (one for one in ast.walk(parsed(code.co_filename, variables)) if isinstance(one, ast.FunctionDef))
     for one in functions:
         is_around = one.name == code.co_name and one.lineno <= line <= (one.end_lineno or 0)
-        for statement in _statements(one.body) if is_around else ():
+        for statement in statements_in(one.body) if is_around else ():
             grown = _grown(statement)
             is_own = isinstance(grown, ast.Name) and grown.id in code.co_varnames
             if grown is not None and not is_own:
                 yield statement, one, code.co_filename, names
-
-
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    for statement in body:
-        yield statement
-        if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
-            for name in BODIES:
-                yield from _statements(getattr(statement, name, []))
 
 
 def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, Any], locate: Locate) -> Growth | None:
@@ -451,7 +442,7 @@ def _carried(statement: ast.stmt, loop: ast.stmt, seen: Mapping[str, Any]) -> as
             body = getattr(loop, "body", [])
             if name is None or statement not in body:
                 return None
-            earlier = {node.id for one in body[: body.index(statement)] for node in ast.walk(one) if is_stored(node)}
+            earlier = bound_by(body[: body.index(statement)])
             is_cut = f"{name.id}.detach" in ast.unparse(loop) or _detaches(statement, seen)
             return None if name.id in earlier or is_cut else name
     return None

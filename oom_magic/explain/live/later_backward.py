@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from oom_magic.explain.live.called import parsed
-from oom_magic.explain.syntax import DEFINING, Path, flat, is_stored, path_to_line
+from oom_magic.explain.syntax import DEFINING, Path, bound_by, flat, is_stored, path_to_line
 from oom_magic.user_code import is_users_file
 
 MODULE_CALL = "_call_impl"  # of torch/nn/modules/module.py
@@ -75,8 +75,7 @@ def is_walked_back_later(names: Iterable[str], line: int, frames: Frames) -> boo
 def walks_back_unmade(body: Iterable[ast.stmt], name: str) -> bool:
     """Whether statements begin a backward from what another cell has bound to a name, and they do not bind."""
     statements = list(flat(body))
-    bound = {node.id for one in body for node in ast.walk(one) if isinstance(node, ast.Name) and is_stored(node)}
-    derived = {name} - bound
+    derived = {name}.difference(bound_by(body))
     return any(_follow(one, derived) for one in statements)
 
 

@@ -11,7 +11,8 @@ from types import CodeType
 from typing import Any
 
 from oom_magic.explain.live.called import called_in
-from oom_magic.explain.live.growth import BODIES, Growth
+from oom_magic.explain.live.growth import Growth
+from oom_magic.explain.syntax import blocks_in
 from oom_magic.user_code import is_users_file
 
 
@@ -96,12 +97,9 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
 
 def _places(growth: Growth, tree: ast.Module) -> Iterator[tuple[list[ast.stmt], int]]:
     """Where the lines stand: lists of statements and positions in them."""
-    for node in ast.walk(tree):
-        for name in BODIES:
-            body = getattr(node, name, None)
-            if isinstance(body, list):
-                runs = [run for run, _ in _runs(growth)]
-                yield from ((body, at) for at in range(len(body)) if any(_stands(run, body, at) for run in runs))
+    runs = [run for run, _ in _runs(growth)]
+    for block in blocks_in(tree):
+        yield from ((block, at) for at in range(len(block)) if any(_stands(run, block, at) for run in runs))
 
 
 def _runs(growth: Growth) -> Iterator[tuple[list[str], str]]:

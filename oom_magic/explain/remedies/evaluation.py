@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.remedies.code import is_placed
 from oom_magic.explain.remedies.combining import likely_combinations
-from oom_magic.explain.remedies.rehearsal import (
-    PATIENCE_SECONDS,
-    NotEvaluatedError,
-    Patience,
-    Rehearsal,
-    Variation,
-)
+from oom_magic.explain.remedies.rehearsal import PATIENCE_SECONDS, NotEvaluatedError, Patience, Rehearsal, Variation
 from oom_magic.explain.remedies.remedy import Remedy, Situation, identity_of
 from oom_magic.explain.remedies.remedy_code import RemedyCode
 from oom_magic.explain.remedies.room import (

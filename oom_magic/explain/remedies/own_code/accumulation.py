@@ -19,7 +19,7 @@ from oom_magic.explain.remedies.own_code.loops import (
     outermost,
     training_loops,
 )
-from oom_magic.explain.syntax import bound_in, expression, is_stored
+from oom_magic.explain.syntax import DEFINING, bound_by, bound_in, expression, statements_in
 
 _WRAPPING = ("enumerate", "tqdm")  # which go over what they are given
 ACCUMULATED_BATCHES = "accumulate_grad_batches"  # of Lightning's trainer
@@ -117,12 +117,7 @@ def with_more_batches(
 
 def _own(loop: ast.For | ast.While) -> Iterator[ast.stmt]:
     """The statements that each turn of a loop runs, in their order, but for those of loops and functions in it."""
-    waiting = loop.body[::-1]
-    while waiting:
-        statement = waiting.pop()
-        yield statement
-        if not isinstance(statement, (ast.For, ast.While, ast.FunctionDef, ast.ClassDef)):
-            waiting += [one for name in ("finalbody", "orelse", "body") for one in getattr(statement, name, [])[::-1]]
+    yield from statements_in(loop.body, (ast.For, ast.While, *DEFINING))
 
 
 def _end_later(
@@ -257,7 +252,7 @@ def _accumulate(loop: ast.For | ast.While, limits: Collection[Argument]) -> bool
     """Let the optimizer step after ``accumulation`` batches, of which the loop has up to ``limits``; whether that was
     possible."""
     given = [loop.target] if isinstance(loop, ast.For) else []
-    made = {node.id for one in (*given, *loop.body) for node in ast.walk(one) if is_stored(node)}
+    made = set(bound_by([*given, *loop.body]))
     updates = [one for one in loop.body if is_update(one, made)]
     if not any(called_alone(node) == "step" for one in updates for node in ast.walk(one)):
         return False
@@ -309,7 +304,7 @@ def _accumulate_inside(
     first = next((number for number, one in enumerate(others[:at]) if not _leads_out(one)), at)
     if any(map(_leads_out, others[first:at])):
         return False
-    made = {node.id for one in others[: at - 1] for node in ast.walk(one) if is_stored(node)}
+    made = set(bound_by(others[: at - 1]))
     step = next(at for at, one in enumerate(loop.body) if one in updates and "step" in map(called_alone, ast.walk(one)))
     behind = [one for one in loop.body[step:] if not made.intersection(_texts(one))]
     after: list[ast.stmt] = []

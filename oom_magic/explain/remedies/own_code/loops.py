@@ -121,15 +121,15 @@ def _training_loop(tree: ast.AST) -> ast.For | ast.While | None:
 def training_block(tree: ast.AST, most: int = 1) -> Block | None:
     """The one loop, or else the one function, such as a closure or a step, that has a backward of its own; where more
     are allowed, with loops in it that have others, ``most`` in all."""
-    blocks = blocks_of(tree)
+    blocks = training_blocks(tree)
     found = [node for node in blocks if not isinstance(node, ast.FunctionDef)] or blocks
     outer = found[0] if found else None  # the outermost, as ``ast.walk`` goes
-    inside = [] if outer is None else blocks_of(outer)
+    inside = [] if outer is None else training_blocks(outer)
     number = sum(len(list(backwards(node.body))) for node in inside)
     return outer if number <= most and all(node in inside for node in found) else None
 
 
-def blocks_of(tree: ast.AST) -> list[Block]:
+def training_blocks(tree: ast.AST) -> list[Block]:
     """The loops and functions that have a backward of their own."""
     nodes = (node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While, ast.FunctionDef)))
     return [node for node in nodes if any(True for _ in backwards(node.body))]

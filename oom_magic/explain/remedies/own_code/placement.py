@@ -11,13 +11,12 @@ from functools import partial
 from typing import Any
 
 from oom_magic.explain.remedies.own_code.models import part_at
-from oom_magic.explain.syntax import expression
+from oom_magic.explain.syntax import blocks_in, blocks_of, expression, statements_in
 
 _REPLICATES = ("DistributedDataParallel", "DDP")
 _SHARDS = ("fully_shard",)
 _DISPATCHES = ("dispatch_model", "from_pretrained")
 _CARD = re.compile(r"|\d+|'cuda'|(torch\.device\()?'cuda(:\d+'|', \d+)\)?")  # what .cuda or .to is called with
-_COMPOUND = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.If, ast.With, ast.Try)
 
 
 def own_placement(tree: ast.AST, key: str, values: Mapping[str, Any], chains: Collection[str] = ()) -> str:
@@ -139,7 +138,7 @@ def layers_moved(tree: ast.AST, number: int, chains: Collection[str] = ()) -> It
     sequences of layers that it does not make.
     """
     known = {*chains, *_made_chains(tree)}
-    for block in _blocks(tree):
+    for block in blocks_in(tree):
         placed = {at: found for at, one in enumerate(block) if (found := _placed(one, known))}
         parts = [part for found in placed.values() for part in found]
         if len({part.move for part in parts}) > 1:
@@ -211,22 +210,10 @@ def _made_chains(tree: ast.AST) -> Iterator[str]:
             yield from map(ast.unparse, (node for target in one.targets for node in ast.walk(target)))
 
 
-def _blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
-    for node in ast.walk(tree):
-        for field in ("body", "orelse", "finalbody"):
-            block = getattr(node, field, None)
-            if isinstance(block, list):
-                yield block
-
-
 def _statements(tree: ast.AST) -> Iterator[ast.stmt]:
     """Assignments, calls and loops, outermost first, of functions and blocks too."""
-    for field in ("body", "orelse", "finalbody"):
-        for one in getattr(tree, field, []):
-            if isinstance(one, _COMPOUND):
-                yield from _statements(one)
-            elif isinstance(one, (ast.Assign, ast.Expr, ast.For)):
-                yield one
+    inside = (one for block in blocks_of(tree) for one in statements_in(block, (ast.For, ast.While)))
+    yield from (one for one in inside if isinstance(one, (ast.Assign, ast.Expr, ast.For)))
 
 
 def _name_of(call: ast.Call) -> str:

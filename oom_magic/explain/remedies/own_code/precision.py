@@ -17,7 +17,6 @@ from oom_magic.explain.remedies.own_code.loops import (
     Code,
     arguments_of,
     backwards,
-    blocks_of,
     called_alone,
     copied,
     exchanged,
@@ -26,8 +25,9 @@ from oom_magic.explain.remedies.own_code.loops import (
     runs_model,
     trained_in,
     training_block,
+    training_blocks,
 )
-from oom_magic.explain.syntax import expression, read_before_bound
+from oom_magic.explain.syntax import blocks_in, expression, read_before_bound
 
 _MOST_BACKWARDS = 4  # of a turn, such as those of a generator and a discriminator
 _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -45,8 +45,8 @@ def under_autocast(tree: Code, names: Mapping[str, Any], dtype: str) -> str:
     if block is None:
         return ""
     covered: list[bool | None] = []
-    for part in [block] if isinstance(block, ast.Module) else blocks_of(block):
-        walked = [at for at, one in enumerate(part.body) if list(backwards([one])) or blocks_of(one)]
+    for part in [block] if isinstance(block, ast.Module) else training_blocks(block):
+        walked = [at for at, one in enumerate(part.body) if list(backwards([one])) or training_blocks(one)]
         for backward in reversed(list(backwards(part.body))):
             first = max((at + 1 for at in walked if at < part.body.index(backward)), default=0)
             covered.append(_cover(part.body, first, backward, names, given, _TORCH_NAMES[dtype]))
@@ -63,7 +63,7 @@ def _trained(tree: Code) -> Block | ast.Module | None:
     """The one loop or function of code that trains, copied, or a cell whose step stands outside any."""
     found = training_block(tree, most=_MOST_BACKWARDS)
     if found is None:
-        return ast.parse(ast.unparse(tree)) if isinstance(tree, ast.Module) and not blocks_of(tree) else None
+        return ast.parse(ast.unparse(tree)) if isinstance(tree, ast.Module) and not training_blocks(tree) else None
     return copied(found)
 
 
@@ -140,13 +140,13 @@ def _scaled(block: Block | ast.Module, names: Mapping[str, Any]) -> bool:
     """
     steps = list(_steps(block, names))
     bodies = {id(body) for body, _ in steps}
-    clips = [one for body in _bodies(block) for one in body if called_alone(one) in _CLIPS]
+    clips = [one for body in blocks_in(block) for one in body if called_alone(one) in _CLIPS]
     reads_gradients = any(
         isinstance(node, ast.Attribute) and node.attr in ("grad", "closure") for node in ast.walk(block)
     )
     if len(bodies) != 1 or reads_gradients or (clips and len(steps) > 1):
         return False
-    for body in _bodies(block):
+    for body in blocks_in(block):
         for backward in backwards(body):
             call: Any = backward.value
             loss = ast.unparse(call.func.value)
@@ -158,7 +158,7 @@ def _scaled(block: Block | ast.Module, names: Mapping[str, Any]) -> bool:
         call = step.value
         owner = ast.unparse(call.func.value)
         if clips:
-            clipping = next((each for each in _bodies(block) if clips[0] in each), body)
+            clipping = next((each for each in blocks_in(block) if clips[0] in each), body)
             clipping.insert(clipping.index(clips[0]), ast.parse(f"scaler.unscale_({owner})").body[0])
         step.value = expression(f"scaler.step({owner})")
     body.insert(body.index(steps[-1][1]) + 1, ast.parse("scaler.update()").body[0])
@@ -167,7 +167,7 @@ def _scaled(block: Block | ast.Module, names: Mapping[str, Any]) -> bool:
 
 def _steps(block: Block | ast.Module, names: Mapping[str, Any]) -> Iterator[tuple[list[ast.stmt], Any]]:
     """The statements that step an optimizer, each with the body that it stands in."""
-    for body in _bodies(block):
+    for body in blocks_in(block):
         for one in body:
             match one:
                 case ast.Expr(ast.Call(ast.Attribute(owner, "step"), [], [])) if _is_optimizer(owner, names):
@@ -180,14 +180,6 @@ def _is_optimizer(owner: ast.expr, names: Mapping[str, Any]) -> bool:
     if value is NOTHING:
         return _NO_OPTIMIZER.search(ast.unparse(owner)) is None
     return any(kind.__module__ == "torch.optim.optimizer" for kind in type(value).__mro__)
-
-
-def _bodies(block: Block | ast.Module) -> Iterator[list[ast.stmt]]:
-    for node in ast.walk(block):
-        for field in ("body", "orelse", "finalbody"):
-            body = getattr(node, field, None)
-            if isinstance(body, list):
-                yield body
 
 
 def in_single_precision(tree: ast.Module, names: Mapping[str, Any]) -> str:

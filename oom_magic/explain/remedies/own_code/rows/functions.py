@@ -10,7 +10,7 @@ from typing import Any
 from oom_magic.explain.remedies.own_code.loops import Code
 from oom_magic.explain.remedies.own_code.rows.pairs import met_by_all
 from oom_magic.explain.remedies.own_code.rows.statements import parts_of_block
-from oom_magic.explain.syntax import DEFINING, blocks_of, bound_in, is_stored, read_before_bound, read_in
+from oom_magic.explain.syntax import DEFINING, blocks_in, bound_by, bound_in, is_stored, read_before_bound, read_in
 
 COUNTED = "_oom_magic_rows"  # what counts the rows in a rehearsed cell
 
@@ -28,28 +28,17 @@ def compared_in_parts(code: Code, names: Mapping[str, Any], rows: str, after: in
     With 0, the rows are counted by what the code sees as ``COUNTED``.
     """
     made = copy.deepcopy(code)
-    for block in _blocks(made):
+    for block in reversed(list(blocks_in(made, DEFINING))):  # the turns of inner loops take what does not fit often
         for start, stop in _stretches(block, rows):
             stretch, outside = block[start:stop], _read_outside(made, block[start:stop])
-            outside |= set(_bound(stretch[-1:])) if isinstance(code, ast.Module) else set()  # for later cells
-            used = [name for name in dict.fromkeys(_bound(stretch)) if name in outside]
+            outside |= bound_in(stretch[-1]) if isinstance(code, ast.Module) else set()  # for later cells
+            used = [name for name in bound_by(stretch) if name in outside]
             parts = parts_of_block(stretch, names, rows, used, after or 1)
             if parts:
                 counting = ast.parse(f"{COUNTED}({rows})").body
                 block[start:stop] = parts if after else [*counting, *stretch]
                 return ast.fix_missing_locations(made)
     return None
-
-
-def _blocks(code: Code) -> Iterator[list[ast.stmt]]:
-    """The innermost loops first: their turns take what does not fit again and again."""
-    waiting: list[ast.AST] = [code]
-    found: list[list[ast.stmt]] = []
-    for node in waiting:
-        blocks = [block for block in blocks_of(node) if block]
-        found += blocks
-        waiting += [one for block in blocks for one in block if not isinstance(one, DEFINING)]
-    yield from reversed(found)
 
 
 def _stretches(block: Sequence[ast.stmt], rows: str) -> Iterator[tuple[int, int]]:
@@ -88,7 +77,3 @@ def _read_outside(code: Code, stretch: Sequence[ast.stmt]) -> set[str]:
     inside = {id(node) for one in stretch for node in ast.walk(one)}
     nodes = (node for node in ast.walk(code) if isinstance(node, ast.Name) and not is_stored(node))
     return {node.id for node in nodes if id(node) not in inside}
-
-
-def _bound(stretch: Sequence[ast.stmt]) -> list[str]:
-    return [node.id for one in stretch for node in ast.walk(one) if is_stored(node)]

@@ -13,7 +13,7 @@ from oom_magic.explain.live.called import called_in
 from oom_magic.explain.remedies.own_code.loops import copied
 from oom_magic.explain.remedies.own_code.rows.apart import derived_from, keeps_rows, stay_apart
 from oom_magic.explain.remedies.own_code.rows.pairs import Parted, is_in_place, loop_over, parted
-from oom_magic.explain.syntax import bound_in, is_stored, names_in, read_before_bound, read_in
+from oom_magic.explain.syntax import bound_by, bound_in, names_in, read_before_bound, read_in
 
 
 def leading_rows(tree: ast.Module, names: Mapping[str, Any]) -> tuple[str, int] | None:
@@ -99,7 +99,7 @@ def _stretch(body: Sequence[ast.stmt], first: int) -> tuple[int, int]:
     before one that only uses a result."""
     ends = (at for at in range(first, len(body)) if isinstance(body[at], ast.Expr) and not is_in_place(body[at]))
     stop = next(ends, len(body))
-    bound = _bound(body[first:stop])
+    bound = set(bound_by(body[first:stop]))
     start = next((at for at in range(first) if bound_in(body[at]) & bound), first)
     return start, stop
 
@@ -110,13 +110,13 @@ def _results(block: Sequence[ast.stmt], behind: Sequence[ast.stmt]) -> list[str]
     while isinstance(last, ast.With):
         last = last.body[-1]
     used = {name for one in behind for name in read_in(one)} | set(_made_by([last]))
-    return [name for name in dict.fromkeys(node.id for node in _stored(block)) if name in used]
+    return [name for name in bound_by(block) if name in used]
 
 
 def _made_by(block: Sequence[ast.stmt]) -> list[str]:
     """The names that assignments in the block, or under ``with`` in it, bind, but not those within loops."""
     inside = [_made_by(one.body) if isinstance(one, ast.With) else () for one in block]
-    made = [node.id for node in _stored([one for one in block if isinstance(one, ast.Assign)])]
+    made = bound_by(one for one in block if isinstance(one, ast.Assign))
     return list(dict.fromkeys([*made, *(name for names in inside for name in names)]))
 
 
@@ -124,7 +124,7 @@ def _made_in_loops(block: Sequence[ast.stmt]) -> set[str]:
     """The names that assignments in loops bind, which may not run."""
     loops = (node for one in block for node in ast.walk(one) if isinstance(node, (ast.For, ast.While)))
     made = (node for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Assign))
-    return _bound(list(made))
+    return set(bound_by(made))
 
 
 def _of_part(block: Sequence[ast.stmt], names: Mapping[str, Any], rows: str) -> Parted | None:
@@ -145,11 +145,3 @@ def _of_part(block: Sequence[ast.stmt], names: Mapping[str, Any], rows: str) -> 
         if found.split and stay_apart(inside, derived, called):
             return found
     return None
-
-
-def _stored(block: Sequence[ast.stmt]) -> list[ast.Name]:
-    return [node for one in block for node in ast.walk(one) if isinstance(node, ast.Name) and is_stored(node)]
-
-
-def _bound(block: Sequence[ast.stmt]) -> set[str]:
-    return bound_in(ast.Module(list(block), []))

@@ -11,7 +11,7 @@ from typing import Any
 from oom_magic.explain.live.called import called_in, object_of
 from oom_magic.explain.remedies.own_code.accumulation import divide
 from oom_magic.explain.remedies.own_code.loops import Code, backwards, copied, exchanged, is_update
-from oom_magic.explain.syntax import bound_in, is_stored, names_in, read_before_bound, read_in
+from oom_magic.explain.syntax import blocks_in, blocks_of, bound_by, bound_in, names_in, read_before_bound, read_in
 
 _FIRST = "_oom_magic_first_rows"  # what cuts rows in a rehearsed cell
 
@@ -33,7 +33,7 @@ def _of_steps(block: list[ast.stmt]) -> Iterator[ast.AST]:
     """The nodes of a block but for what follows a backward, or a statement with one in it, without one of its own."""
     is_behind = False
     for statement in block:
-        has_backward = any(True for one in (*_blocks(statement), [statement]) for _ in backwards(one))
+        has_backward = any(True for one in (*blocks_in(statement), [statement]) for _ in backwards(one))
         if is_behind and not has_backward:
             continue
         is_behind = is_behind or (has_backward and not isinstance(statement, (ast.FunctionDef, ast.ClassDef)))
@@ -41,8 +41,8 @@ def _of_steps(block: list[ast.stmt]) -> Iterator[ast.AST]:
         for node in ast.iter_child_nodes(statement):
             if not isinstance(node, ast.stmt):
                 yield from ast.walk(node)
-        for field in ("body", "orelse", "finalbody"):
-            yield from _of_steps(getattr(statement, field, []))
+        for block in blocks_of(statement):
+            yield from _of_steps(block)
 
 
 def _is_piece(index: ast.expr) -> bool:
@@ -70,7 +70,7 @@ def first_rows(rows: Collection[str], names: dict[str, Any], number: int) -> Ite
 def made_rows(code: Code) -> Mapping[int, list[str]]:
     """The places of the statements of a cell or function that bind, before the one that holds its backward, what its
     step then reads as a whole, each with these names; none where there is no backward."""
-    holds = (at for at, one in enumerate(code.body) for block in (*_blocks(one), [one]) if any(backwards(block)))
+    holds = (at for at, one in enumerate(code.body) for block in (*blocks_in(one), [one]) if any(backwards(block)))
     end = next(holds, 0)
     read = read_in(ast.Module(code.body[: end + 1], [])) - bound_in(code.body[end])
     binding = ((at, one) for at, one in enumerate(code.body[:end]) if isinstance(one, ast.Assign))
@@ -110,7 +110,7 @@ def in_parts(tree: Code, rows: Collection[str], after: int, number: int) -> str:
     """The statement of a cell or function that holds the one backward of tensors ``rows``, with that backward for
     ``number`` parts of ``after`` rows each; "" where it has no known form."""
     made: Any = ast.parse(ast.unparse(tree)).body
-    blocks = [(one, block) for one in made for block in _blocks(one) if any(True for _ in backwards(block))]
+    blocks = [(one, block) for one in made for block in blocks_in(one) if any(True for _ in backwards(block))]
     if isinstance(tree, ast.Module):
         blocks += [(None, made)] if any(True for _ in backwards(made)) else []
     if len(blocks) != 1:
@@ -124,14 +124,6 @@ def in_parts(tree: Code, rows: Collection[str], after: int, number: int) -> str:
     return exchanged(before, [ast.unparse(ast.fix_missing_locations(one)) for one in block])
 
 
-def _blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
-    for node in ast.walk(statement):
-        for field in ("body", "orelse"):
-            block = getattr(node, field, None)
-            if isinstance(block, list):
-                yield block
-
-
 def _take_parts(block: list[ast.stmt], rows: Collection[str], after: int, number: int) -> bool:
     """Change the block; whether that was possible."""
     read = [name for name in rows if _reads(block, {name})]
@@ -142,7 +134,7 @@ def _take_parts(block: list[ast.stmt], rows: Collection[str], after: int, number
         return False
     parts = {name: f"{name}_part" for name in read}
     inside = [copied(one) for one in block[start : end + 1] if not is_update(one)]
-    bound = {node.id for one in inside for node in ast.walk(one) if is_stored(node)}
+    bound = set(bound_by(inside))
     if read_before_bound(ast.Module(inside, [])) & bound:  # what one batch hands on to the next is of the same rows
         return False
     loss = _loss(backward, bound)
