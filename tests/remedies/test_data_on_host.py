@@ -12,7 +12,7 @@ import torch
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
-from oom_magic.explain.remedies.own_code.data_on_host import data_kept_on_host
+from oom_magic.explain.remedies.own_code.waiting.data_on_host import data_kept_on_host
 from oom_magic.explain.remedies.remedy import Situation, ranked
 from oom_magic.predict.setups.gpus import find_gpu
 

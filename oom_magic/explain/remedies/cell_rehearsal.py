@@ -15,7 +15,6 @@ from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.called import called_in
 from oom_magic.explain.live.mending import is_in
 from oom_magic.explain.remedies.executed_cell import ExecutedCell
-from oom_magic.explain.remedies.own_code.data_on_host import BATCHES_MOVED
 from oom_magic.explain.remedies.own_code.loops import own_arguments
 from oom_magic.explain.remedies.own_code.models import MadeInside, own_names
 from oom_magic.explain.remedies.own_code.other_cells import (
@@ -26,6 +25,7 @@ from oom_magic.explain.remedies.own_code.other_cells import (
 from oom_magic.explain.remedies.own_code.precision import in_single_precision
 from oom_magic.explain.remedies.own_code.rows.functions import COUNTED
 from oom_magic.explain.remedies.own_code.rows.statements import leading_rows
+from oom_magic.explain.remedies.own_code.waiting.data_on_host import BATCHES_MOVED
 from oom_magic.explain.remedies.own_code.writing import (
     CodeWriter,
     accumulated_in_words,

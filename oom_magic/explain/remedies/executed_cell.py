@@ -9,10 +9,10 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.live.growth import Growth
-from oom_magic.explain.remedies.own_code.data_on_host import BATCHES_MOVED, DataKept, data_kept_on_host
 from oom_magic.explain.remedies.own_code.other_cells import handler_of_out_of_memory
 from oom_magic.explain.remedies.own_code.placement import own_placement
 from oom_magic.explain.remedies.own_code.precision import in_single_precision
+from oom_magic.explain.remedies.own_code.waiting.data_on_host import BATCHES_MOVED, DataKept, data_kept_on_host
 from oom_magic.explain.remedies.own_code.writing import chains_in, rewritten_cell
 from oom_magic.explain.remedies.rehearsal import (
     STEPS,

@@ -21,7 +21,6 @@ from oom_magic.explain.remedies.own_code.accumulation import (
     is_lightnings_trainer,
     with_more_batches,
 )
-from oom_magic.explain.remedies.own_code.data_on_host import BATCHES_MOVED, DataKept, written_so
 from oom_magic.explain.remedies.own_code.drawn_edges import with_edges_drawn
 from oom_magic.explain.remedies.own_code.gradients_off import (
     evaluations_without_gradients,
@@ -49,6 +48,7 @@ from oom_magic.explain.remedies.own_code.optimizers import (
 from oom_magic.explain.remedies.own_code.placement import layers_moved, own_placement, with_gradient_sync_set
 from oom_magic.explain.remedies.own_code.precision import in_precision_of_trainer, single_precision, under_autocast
 from oom_magic.explain.remedies.own_code.rows.steps import given_rows, in_parts
+from oom_magic.explain.remedies.own_code.waiting.data_on_host import BATCHES_MOVED, DataKept, written_so
 from oom_magic.explain.syntax import bound_in
 from oom_magic.user_code import Lines, is_cell
 

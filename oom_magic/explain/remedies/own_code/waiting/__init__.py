@@ -1,0 +1,1 @@
+"""Data that wait on the device for their batch, left in the host's memory."""
