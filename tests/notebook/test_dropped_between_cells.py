@@ -141,6 +141,24 @@ def test_what_an_earlier_dry_cell_made_is_freed_when_it_is_dropped(
     assert found == [expected[0], *expected]
 
 
+@pytest.mark.parametrize(
+    "cell",
+    ["%%time\nmodel = MADE\nLOOK", "%%time\ndel model\nmodel = MADE\nLOOK", "%time model = MADE\nLOOK"],
+)
+def test_what_a_magic_runs_drops_it_too(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cell: str
+) -> None:
+    """Under ``%%time`` a cell that was run twice kept the older model and its optimizer."""
+    monkeypatch.setattr("oom_magic.notebook.magics.has_gpu", lambda: False)
+    shell.run_cell("import torch")
+    look = "print('MiB', torch.cuda.memory_allocated() >> 20)"
+    cell = cell.replace("MADE", f"{_LINEAR}.cuda()").replace("LOOK", look)
+    for one in (f"model = {_LINEAR}.cuda()\n{look}", cell):
+        assert shell.run_cell(f"%%gpumem --no-plot --gpu A100\n{one}").success
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("MiB")] == ["MiB 4"] * 2
+    assert not shell.ast_transformers
+
+
 def test_what_a_generator_of_the_users_holds_at_the_end_of_a_dry_cell_is_said_to_be_free_then(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

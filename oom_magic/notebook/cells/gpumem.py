@@ -16,7 +16,7 @@ from IPython.display import display
 from oom_magic.inputs import parse_bytes
 from oom_magic.language import _
 from oom_magic.notebook.cells.names import DryNamespace
-from oom_magic.notebook.cells.running import CompiledCell, ended_by_scripts, shortened, trimmed
+from oom_magic.notebook.cells.running import CompiledCell, code_of_magics_changed, ended_by_scripts, shortened, trimmed
 from oom_magic.notebook.options import checked, not_written
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, checked_num_gpus, counted, find_gpu
 from oom_magic.predict.setups.hardware import Hardware
@@ -181,11 +181,13 @@ class CellRunner:
         """The cell, changed so that values of earlier dry cells are freed when it assigns or deletes their names."""
         from oom_magic.predict.instrumentation.rebound_names import Leaves, ReboundNames
 
-        if not cell.dropped & self.names.own:
+        may_drop = bool(cell.dropped & self.names.own)
+        if not may_drop and not (cell.calls_magics and self.names.own):
             yield cell
             return
-        with ReboundNames(names, session.fake_gpu, Leaves(), self.names.own) as rebound:
-            yield cell.watched(rebound.watched)
+        rebound = ReboundNames(names, session.fake_gpu, Leaves(), self.names.own)
+        with rebound, code_of_magics_changed(self.shell, rebound.watched):
+            yield cell.watched(rebound.watched) if may_drop else cell
 
     def decided(self, users: dict[str, Any], names: dict[str, Any], presumed: Collection[str] = ()) -> DecidedNames:
         """Variables of other cells whose values say the CPU because there is no GPU; dry cells see ``names``."""

@@ -7,7 +7,7 @@ import dis
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import takewhile
@@ -32,6 +32,7 @@ class Watch(Protocol):
         """That of the cells."""
 
 
+_MAGIC_CALLS = {"run_cell_magic", "run_line_magic"}
 W = TypeVar("W", bound=Watch)
 C = TypeVar("C", ExecutionInfo, ExecutionResult)
 
@@ -156,6 +157,11 @@ class CompiledCell:
         nodes = (node for node in ast.walk(self.tree) if isinstance(node, ast.Name))
         return self.assigned | {node.id for node in nodes if isinstance(node.ctx, ast.Del)}
 
+    @property
+    def calls_magics(self) -> bool:
+        """Whether it calls magics, which may run code of theirs, as ``%%time`` does."""
+        return any(not _MAGIC_CALLS.isdisjoint(code.co_names) for code in self.codes)
+
     def watched(self, watch: Callable[[ast.Module], ast.Module]) -> CompiledCell:
         """The same cell with the statements that ``watch`` adds."""
         if self.statements is None:
@@ -196,6 +202,29 @@ class CompiledCell:
                 found = await found
         await others_ended()
         return found if self.value is not None else None
+
+
+class _Changing(ast.NodeTransformer):
+    """Changes what magics run, as any of IPython's ``ast_transformers`` can."""
+
+    def __init__(self, change: Callable[[ast.Module], ast.Module]) -> None:
+        self._change = change
+
+    def visit(self, node: ast.AST) -> Any:
+        """The code of a magic."""
+        return self._change(node) if isinstance(node, ast.Module) else node
+
+
+@contextmanager
+def code_of_magics_changed(shell: InteractiveShell, change: Callable[[ast.Module], ast.Module]) -> Iterator[None]:
+    """Inside, what ``%%time`` and others of IPython's magics run is ``change``d first."""
+    changing = _Changing(change)
+    shell.ast_transformers.append(changing)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # IPython takes out those that fail
+            shell.ast_transformers.remove(changing)
 
 
 @contextmanager
