@@ -14,7 +14,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from oom_magic.interrupts import Interrupts
 from oom_magic.language import _
 from oom_magic.notebook.cells import gpumem
-from oom_magic.notebook.cells.explanations import explain_last, explain_pasted, explain_path
+from oom_magic.notebook.cells.explanations import explain_last, explain_named, explain_pasted
 from oom_magic.notebook.cells.gpumem import CardOptions, CellRunner
 from oom_magic.notebook.cells.hints import FailureWatch
 from oom_magic.notebook.cells.running import around_cells, compile_cell
@@ -160,7 +160,9 @@ class OOMMagics(Magics):
     @argument("--off", action="store_true", help=_("Show no more hints under out-of-memory errors."))
     @line_cell_magic
     def oom_explain(self, line: str, cell: str | None = None) -> Any:
-        """Explain an out-of-memory error: the last one, the one in a FILE, or the text under %%oom_explain.
+        """Explain an out-of-memory error: the last one, one in a FILE, or the text under %%oom_explain.
+
+        A variable that holds a text, or an exception that your code caught, is explained by its name.
 
         Remedies for the last error are evaluated by dry runs of the cell that failed; remedies for an error in a file
         or text, by dry runs of the training run that --model and the other options describe.
@@ -180,7 +182,7 @@ class OOMMagics(Magics):
             if cell is not None:
                 return explain_pasted(self.shell, cell, options)
             if path:
-                return explain_path(self.shell, unquoted(path), options)
+                return explain_named(self.shell, self.runner, unquoted(path), options)
             return explain_last(self.shell, self.failures, self.runner, options)
 
     @silenced_by_semicolon

@@ -58,6 +58,30 @@ train(2)
 """
 
 
+_CAUGHT = """
+try:
+    loss = train(2**16)
+except torch.OutOfMemoryError as caught:
+    error = caught
+"""
+
+
+@_SIZED
+def test_an_exception_that_the_code_caught_is_explained_as_if_it_had_not(shell, monkeypatch) -> None:
+    monkeypatch.setenv("OOM_MAGIC_LANG", "en")
+    shell.run_cell("%oom_free\n" + _TRAINED, store_history=True)
+    assert shell.run_cell("train(2**16)", store_history=True).error_in_exec is not None
+    true = shell.run_cell("%oom_explain", store_history=True).result
+    shell.run_cell("%oom_free", store_history=True)
+    assert shell.run_cell(_CAUGHT, store_history=True).success
+    said = shell.run_cell("%oom_explain error", store_history=True).result
+    assert said.cause == true.cause
+    assert said.as_is.needed_bytes == true.as_is.needed_bytes
+    assert [(one.key, one.needed_bytes) for one in said.remedies if one.fits] == [
+        (one.key, one.needed_bytes) for one in true.remedies if one.fits
+    ]
+
+
 def test_what_earlier_failures_hold_is_named_and_the_cause(shell, monkeypatch) -> None:
     monkeypatch.setenv("OOM_MAGIC_LANG", "en")
     shell.run_cell("%oom_free\nimport torch\nmost = torch.cuda.mem_get_info()[0] * 6 // 10", store_history=True)

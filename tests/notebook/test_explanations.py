@@ -42,6 +42,18 @@ def test_pasted_text_and_files(shell, tmp_path):
     assert run(shell, f"%oom_explain {tmp_path / 'train.log'} --fast --lang zh").lang == "zh"  # as options of commands
 
 
+def test_what_a_variable_holds_is_explained_by_its_name(shell):
+    raising = f"try:\n    raise MemoryError({MESSAGE!r})\nexcept MemoryError as caught:\n    error = caught"
+    run(shell, raising)
+    from_exception = run(shell, "%oom_explain error --fast")
+    run(shell, f"text = {MESSAGE!r}\nnumber = 3")
+    from_text = run(shell, "%oom_explain text")
+    assert from_text.main_failure == run(shell, f"%%oom_explain\n{MESSAGE}").main_failure
+    assert from_exception.main_failure.requested_bytes == from_text.main_failure.requested_bytes == 192 * MIB
+    error = shell.run_cell("%oom_explain number").error_in_exec
+    assert str(error).startswith("%oom_explain: 'number' is neither a file nor a variable that holds a text")
+
+
 def test_language_stays(shell):
     assert run(shell, f"%%oom_explain --lang zh\n{MESSAGE}").lang == "zh"
     assert run(shell, f"%%oom_explain\n{MESSAGE}").lang == "zh"

@@ -48,7 +48,8 @@ class ExecutedCell:
     ``decided`` are names that each dry run decides again. ``call(tree, names)`` executes the cell; what it does to
     ``names`` is undone each time. ``machine`` are the settings ``num_gpus``, ``num_processes`` and ``rank`` of a dry
     session. ``arguments`` is the command line of the script that the cell runs, as it reads it. Tensors with the
-    identities ``absent`` take nothing: only earlier failures hold them.
+    identities ``absent`` take nothing: only earlier failures hold them. ``never_fails``: memory does not run out where
+    the code would go on after it either, as it is asked what the part that failed needs.
     """
 
     def __init__(
@@ -65,8 +66,9 @@ class ExecutedCell:
         machine: Mapping[str, Any] | None = None,
         arguments: list[str] | None = None,
         absent: frozenset[int] = frozenset(),
+        never_fails: bool = False,
     ) -> None:
-        self._absent, self._arguments = absent, arguments or []
+        self._absent, self._arguments, self._never_fails = absent, arguments or [], never_fails
         self._decided = None if decided is None else [decided]
         self._call, self._tree, self._names = call, tree, names
         self._card: dict[str, Any] = {"gpu": gpu, "memory": memory, **(machine or {})}
@@ -96,7 +98,7 @@ class ExecutedCell:
                 dropped.leave(self._names)
             with rewritten_cell(self._tree, self._names, overridden, growth, written, kept):
                 tree = ReboundNames(self._names, session.fake_gpu, leaves).watched(self._tree)
-                if self._usable_bytes and self._goes_on:
+                if self._usable_bytes and self._goes_on and not self._never_fails:
                     session.limit_where_caught(self._usable_bytes, tree, most_failures)
                 self._call(tree, self._names)
 

@@ -356,9 +356,13 @@ PAGE_CATALOGUE: Sentences = {
         "{count} remedies rehearsed in {seconds} s; they are in the table below.",
     ),
     "usage_no_paste": "%%oom_explain explains the text below it; paste an error message there.",
-    "usage_no_file": "%oom_explain: there is no file '{path}'; to explain pasted text use %%oom_explain.",
+    "usage_no_file": (
+        "%oom_explain: '{path}' is neither a file nor a variable that holds a text or an exception; to explain pasted"
+        " text use %%oom_explain."
+    ),
     "usage_nothing_failed": (
-        "No error has occurred here yet; %oom_explain FILE and %%oom_explain read errors from elsewhere."
+        "No error has ended a cell here yet; %oom_explain NAME explains an exception that your code caught and kept"
+        " in a variable, %oom_explain FILE and %%oom_explain read errors from elsewhere."
     ),
     "setup_said": "Assumed run: {setup}.",
     "interrupted_rehearsals": Plural(

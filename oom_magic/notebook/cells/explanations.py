@@ -65,7 +65,8 @@ def evaluate_remedies(
         code = code_of(shell, cell.source, names)
         origin, there_before = runner.session if cell.is_dry else None, _locate_before(shell, runner, cell)
         room = situation_of(diagnosis, gpu, report, memory, device).usable_bytes
-        diagnosis, execute = _with_later_backward(_with_what_is_caught(diagnosis, code), code)
+        diagnosis = diagnosis if cell.is_caught else _with_what_is_caught(diagnosis, code)
+        diagnosis, execute = _with_later_backward(diagnosis, code)
         rehearsal = CellRehearsal(
             execute,
             code.tree,
@@ -79,6 +80,7 @@ def evaluate_remedies(
             machine={"num_gpus": _num_cards()} if origin is None else origin.hardware.options,
             arguments=code.arguments,
             absent=absent,
+            never_fails=cell.is_caught,
         )
         left = _names_left_finder(names, _locate_made(shell, runner, cell), _made_again(cell, code), room)
         emptied = _taken_back(diagnosis.growth, code.tree, names, cell.start)
@@ -289,12 +291,23 @@ def explain_pasted(shell: InteractiveShell, text: str, options: Any) -> Diagnosi
     return _explain_text(shell, text, options)
 
 
-def explain_path(shell: InteractiveShell, path: str, options: Any) -> Diagnosis:
-    """Explain a log file."""
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise _usage_error("usage_no_file", options, path=path)
-    return _explain_text(shell, file, options)
+def explain_named(shell: InteractiveShell, runner: CellRunner, name: str, options: Any) -> Diagnosis:
+    """Explain a log file, or what a variable holds: a text, or an exception that the user's code caught."""
+    from oom_magic.notebook.cells.releasing import names_and_places
+
+    file = Path(name).expanduser()
+    if file.is_file():
+        return _explain_text(shell, file, options)
+    value = names_and_places(shell, runner)[0].get(name)
+    if isinstance(value, str):
+        return explain_pasted(shell, value, options)
+    if not isinstance(value, BaseException):
+        raise _usage_error("usage_no_file", options, path=name)
+    if options.model is not None:
+        return _explain_text(shell, value, options)
+    is_dry = value is not shell.user_ns.get(name)  # the session that it comes from may have gone on
+    cell = None if is_dry else unwatched_cell(shell, value, is_caught=True)
+    return _explain_here(shell, runner, value, cell, options)
 
 
 def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRunner, options: Any) -> Diagnosis:

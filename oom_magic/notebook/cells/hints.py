@@ -34,6 +34,7 @@ class FailedCell:
 
     ``is_observed``: it ran under ``%%gpumem``; ``is_dry``: as a dry run.
     ``start``: what was on a real device before it, by weak references; ``is_inferred``: found only afterwards.
+    ``is_caught``: the cell caught the error, so it did not fail.
     ``held_before``: what earlier errors alone kept alive when it began. IPython keeps the last error only, so this may
     be free by now.
     """
@@ -43,6 +44,7 @@ class FailedCell:
     is_dry: bool = False
     start: StartingPoint | None = None
     is_inferred: bool = False
+    is_caught: bool = False
     held_before: tuple[FreedItem, ...] = ()
 
 
@@ -144,14 +146,15 @@ def _preload_explanations() -> None:
     preset_dims()
 
 
-def unwatched_cell(shell: InteractiveShell, error: BaseException) -> FailedCell | None:
-    """The cell that failed with ``error`` before the extension was loaded, from IPython's history; None if unknown.
+def unwatched_cell(shell: InteractiveShell, error: BaseException, is_caught: bool = False) -> FailedCell | None:
+    """The cell that ``error`` comes from, though nothing watched it fail, from IPython's history; None if unknown.
 
     With a GPU, what was there before the cell is inferred from what is there now.
     """
     numbers: dict[str, int] = getattr(shell.compile, "_filename_map", {})
-    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
-    number = next((numbers[file] for file in files if file in numbers), None)
+    codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    cells = (code.co_filename for code in codes if code.co_name == "<module>")  # others are of where they are defined
+    number = next((numbers[file] for file in cells if file in numbers), None)
     history = getattr(shell.history_manager, "input_hist_raw", ())
     if number is None or number >= len(history) or "torch" not in sys.modules:
         return None
@@ -160,11 +163,12 @@ def unwatched_cell(shell: InteractiveShell, error: BaseException) -> FailedCell 
 
     source = str(history[number])
     if not is_available():
-        return FailedCell(source)
+        return FailedCell(source, is_caught=is_caught)
     from oom_magic.predict.instrumentation.starting_point import StartingPoint
 
     made = newly_assigned_names(code_of(shell, source, shell.user_ns).tree)
-    return FailedCell(source, start=StartingPoint.inferred(shell.user_ns, made), is_inferred=True)
+    start = StartingPoint.inferred(shell.user_ns, made)
+    return FailedCell(source, start=start, is_inferred=True, is_caught=is_caught)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
