@@ -266,7 +266,7 @@ def test_unloading_takes_everything_away_and_reloading_adds_nothing_twice(shell,
 
 
 def test_missing_file_and_empty_paste_are_usage_errors(shell) -> None:
-    assert "no file 'none.log'" in str(run(shell, "%oom_explain none.log").error_in_exec)
+    assert "'none.log' is neither a file nor a variable" in str(run(shell, "%oom_explain none.log").error_in_exec)
     assert "paste" in str(run(shell, "%%oom_explain\n ").error_in_exec)
     assert "No error" in str(run(shell, "%oom_explain").error_in_exec)  # a mistyped magic is nothing to explain
 

@@ -57,16 +57,13 @@ def evaluate_remedies(
     from oom_magic.explain.remedies.room import find_in_the_way
 
     device = None if cell.is_dry else _device(diagnosis)
-    gpu, memory = (
-        _card_of_run(diagnosis, report) if device is None else (_gpu_like(device, _device_index(diagnosis)), None)
-    )
+    gpu, memory = _card_of_run(diagnosis, report, device)
     absent, users = find_absent(), shell.user_ns
     with runner.names.entered(shell) if cell.is_dry else nullcontext(users) as names, _for_many_runs():
         code = code_of(shell, cell.source, names)
         origin, there_before = runner.session if cell.is_dry else None, _locate_before(shell, runner, cell)
         room = situation_of(diagnosis, gpu, report, memory, device).usable_bytes
-        diagnosis = diagnosis if cell.is_caught else _with_what_is_caught(diagnosis, code)
-        diagnosis, execute = _with_later_backward(diagnosis, code)
+        diagnosis, execute = _with_later_backward(_with_what_is_caught(diagnosis, code, cell), code)
         rehearsal = CellRehearsal(
             execute,
             code.tree,
@@ -114,8 +111,10 @@ def _for_many_runs() -> Iterator[None]:
         yield
 
 
-def _with_what_is_caught(diagnosis: Diagnosis, code: CellCode) -> Diagnosis:
+def _with_what_is_caught(diagnosis: Diagnosis, code: CellCode, cell: FailedCell) -> Diagnosis:
     """The diagnosis, which tells where the code's course depends on running out of memory."""
+    if cell.is_caught:  # rehearsals do not run out of it
+        return diagnosis
     from oom_magic.explain.evidence.causes import Evidence
     from oom_magic.explain.remedies.own_code.other_cells import handler_of_out_of_memory
 
@@ -271,8 +270,11 @@ def _gpu_like(device: Device, index: int) -> GPU:
     )
 
 
-def _card_of_run(diagnosis: Diagnosis, report: MemoryReport | None) -> tuple[GPU, int | None]:
-    """The card of the failed run: by its name, else one of its size; and its memory."""
+def _card_of_run(diagnosis: Diagnosis, report: MemoryReport | None, device: Device | None) -> tuple[GPU, int | None]:
+    """The card of the failed run, and its memory if that is not the card's: ``device`` where it has failed on one, else
+    that of the report, or one of the size that the message states."""
+    if device is not None:
+        return _gpu_like(device, _device_index(diagnosis)), None
     failure = diagnosis.main_failure
     total = report.device.total_bytes if report is not None else failure.total_bytes if failure else None
     if report is not None:
