@@ -315,7 +315,7 @@ def test_samples_are_rows_or_beside_a_recurrent_state_columns(shapes, sizes):
     assert sizes_of_inputs(shapes) == sizes
     if "seq" in sizes:
         found = dimensions_of(shapes)
-        assert [shapes[0][0][found[what]] for what in ("batch", "seq")] == [sizes["batch"], sizes["seq"]]
+        assert [shapes[0][0][found[what][0]] for what in ("batch", "seq")] == [sizes["batch"], sizes["seq"]]
 
 
 @pytest.mark.parametrize(

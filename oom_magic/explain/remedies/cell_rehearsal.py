@@ -64,6 +64,7 @@ _SIZE_OF = {
     "smaller_batch": "batch",
     "smaller_evaluation": "batch",
     "shorter_sequences": "seq",
+    "smaller_pictures": "side",
     "later_evaluation": "evaluation",
 }
 
@@ -278,11 +279,12 @@ class CellRehearsal(ExecutedCell):
                 overridden = {parameter: value, **overridden}  # where one sets both, the first size stays as it is
             else:
                 is_later = what == "evaluation"
-                cut.append(ShorterInputs(dimensions[what], self.sizes[what], value, without_gradients=is_later))
+                before = self.sizes[what]
+                cut += [ShorterInputs(one, before, value, without_gradients=is_later) for one in dimensions[what]]
         try:
             return self._execute((*variation.changes, *cut), overridden, variation.mended, variation.dropped)[0]
         except NotEvaluatedError as error:
-            if self._has_tokens or all(one.dimension != dimensions["seq"] for one in cut):
+            if self._has_tokens or all(one.dimension not in dimensions["seq"] for one in cut):
                 raise
             raise NotEvaluatedError(error.reason, applies=False) from None
 
@@ -345,7 +347,7 @@ class CellRehearsal(ExecutedCell):
         parameter = self.parameters.get(what)
         if parameter is not None and parameter.is_named:
             return parameter.label
-        return {"batch": "batch_size", "seq": "seq_len", "evaluation": "eval_batch_size"}[what]
+        return {"batch": "batch_size", "seq": "seq_len", "side": "image_size", "evaluation": "eval_batch_size"}[what]
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -378,7 +380,7 @@ class CellRehearsal(ExecutedCell):
         parameter = self.parameters.get(what)
         if parameter is None:
             inputs = () if self._fullest is None else self._fullest.inputs
-            is_second = key == "shorter_sequences" and dimensions_of(inputs)["seq"] == 1
+            is_second = key == "shorter_sequences" and dimensions_of(inputs)["seq"] == (1,)
             return self._writer.shorter_rows(values["after"]) if is_second else ""
         if parameter.rows:
             return self._writer.in_parts(parameter.rows, values["after"], values["accumulation"])

@@ -24,7 +24,7 @@ from oom_magic.explain.remedies.room import (
     needed_bytes,
     other_hardware,
 )
-from oom_magic.explain.remedies.sizes.fitting import divisors, largest_fitting, parts
+from oom_magic.explain.remedies.sizes.fitting import divisors, largest_fitting, largest_smaller, smaller_sizes
 from oom_magic.explain.remedies.specs import (
     SHRINKING,
     STEP,
@@ -217,7 +217,7 @@ class RemedyEvaluator:
         for group in self._groups():
             for candidate in group:
                 safe = {spec.key for spec, one in found if one.verdict == "safe"}
-                if candidate.key in safe or (safe and self._is_too_little(candidate)):
+                if candidate.key in safe or (safe and (candidate.is_last or self._is_too_little(candidate))):
                     continue
                 graphs = [one for one in found if one[0].key == "no_grad" and one[1].saving_bytes]
                 evaluate = self._left_out if safe and candidate.key in _COMPILED_ANEW else self._evaluated
@@ -383,7 +383,7 @@ class RemedyEvaluator:
         key, cost, speed = self._shrinking(what)
         before = self._rehearsal.sizes[what]
         whole = self._global_batch or before
-        sizes = divisors(whole, before) if what == "batch" else parts(before)
+        sizes = smaller_sizes(what, whole, before)
         reports: dict[int, MemoryReport] = {}
         accumulated = partial(self._accumulated, key, whole)
 
@@ -395,7 +395,7 @@ class RemedyEvaluator:
 
         limits = (self._situation.safe_bytes, self._situation.usable_bytes)
         before_need, least = (before, needed or self.needed_bytes), between_steps_bytes(self.baseline)
-        fitting = (largest_fitting(need, sizes, before_need, least, limit) for limit in limits)
+        fitting = (largest_smaller(what, need, sizes, before_need, least, limit) for limit in limits)
         after = next(filter(None, fitting), None) or min(reports)
         cost += cost_of_halving(what, before, after)
         values = {"before": before, "after": after, "accumulation": whole // after, "name": self._rehearsal.label(what)}

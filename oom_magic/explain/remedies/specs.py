@@ -23,7 +23,11 @@ _LEAST_SHARE = 0.02
 STEP = ("activation", "temporary")  # memory that a step allocates and frees
 _LEAST_OF_TRITON = (7, 0)  # torch/_dynamo/device_interface.py, CudaInterface.is_triton_capable
 # By size: the remedy, its cost and its effect on speed.
-SHRINKING = {"batch": ("smaller_batch", 30, "accumulation"), "seq": ("shorter_sequences", 55, "faster")}
+SHRINKING = {
+    "batch": ("smaller_batch", 30, "accumulation"),
+    "seq": ("shorter_sequences", 55, "faster"),
+    "side": ("smaller_pictures", 57, "faster"),
+}
 _OF_HALVING = 10
 _AT_EVALUATION = ("smaller_evaluation", 4, "same")  # the results are the same, and nothing is accumulated
 _OF_COMPARED = ("smaller_batch", 58, "accumulation")  # it changes what is learnt
@@ -49,8 +53,12 @@ def shrinking(what: str, is_evaluation: bool, compares_samples: bool) -> tuple[s
 
 
 def cost_of_halving(what: str, before: int, after: int) -> int:
-    """What is added where a sequence is cut more than once in half: the more is cut off, the less is learnt from it."""
-    return _OF_HALVING * max((before // after).bit_length() - 2, 0) if what == "seq" else 0
+    """What is added where a sequence, or a picture's area, is cut more than once in half: the more is cut off, the less
+    is learnt from it."""
+    if what == "batch":
+        return 0
+    halvings = (before**2 // after**2 if what == "side" else before // after).bit_length() - 2
+    return _OF_HALVING * max(halvings, 0)
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,11 @@ class RemedySpec:
         growth = None if self.variation is None else self.variation.mended
         other = None if growth is None else growth.as_tensors or growth.alone
         return None if other is None else next(_of_growth(other))
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is only looked for where nothing else leaves the card safe."""
+        return self.key == SHRINKING["side"][0]
 
     @property
     def needs_graph(self) -> bool:

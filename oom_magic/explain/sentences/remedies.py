@@ -70,6 +70,7 @@ REMEDIES: Sentences = {
     "remedy_optimizer_8bit": "Keep the optimizer state in 8 bits (bitsandbytes).",
     "remedy_offload_optimizer": "Keep the optimizer state in RAM and step there.",
     "remedy_shorter_sequences": "Sequences of {after} tokens instead of {before}.",
+    "remedy_smaller_pictures": "Pictures of {after} x {after} pixels instead of {before} x {before}.",
     "remedy_half_weights": "Weights, gradients and optimizer state in {dtype}; training may become less stable.",
     "remedy_half_weights_if": (
         "Weights in {dtype}, where they are still in float32: half the memory; training may become less stable."
@@ -111,6 +112,7 @@ REMEDIES: Sentences = {
     "remedy_not_priced": "not estimated: {reason}",
     "remedy_smaller_batch_any": "A smaller microbatch; gradient accumulation keeps the global batch.",
     "remedy_shorter_sequences_any": "Shorter sequences.",
+    "remedy_smaller_pictures_any": "Smaller pictures.",
     "remedy_fsdp_any": "Shard the model over several GPUs (FSDP or ZeRO-3).",
     "remedy_fsdp_if_any": "With more than one GPU, shard the model over them (FSDP or ZeRO-3).",
     "remedy_detach_own": (

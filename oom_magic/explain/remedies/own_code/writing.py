@@ -248,7 +248,7 @@ class CodeWriter:
         with contextlib.ExitStack() as stack:
             for parameter, value in overridden.items():
                 stack.enter_context(parameter.override(self._tree, self._names, value))
-            targets = [f"{one.target} = {value}" for one, value in overridden.items() if one.target]
+            targets = [one.assigned(value) for one, value in overridden.items() if one.target]
             if self._arguments != words:
                 return f"%run {shlex.join(self._arguments)}"
             sizes = {name for one in overridden for name in (one.label, one.target) if name}

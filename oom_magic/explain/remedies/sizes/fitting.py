@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isqrt
+
+from oom_magic.explain.remedies.sizes.pictures import smaller_sides
 
 # Memory grows almost linearly with a size: a size expected this far above the limit is not tried. Any other is tried
 # before the smaller ones, as it would be after them.
@@ -42,6 +45,25 @@ def _expected(known: dict[int, int], size: int) -> float:
     if above == below:
         return known[size]
     return known[below] + (known[above] - known[below]) * (size - below) / (above - below)
+
+
+def smaller_sizes(what: str, whole: int, before: int) -> list[int]:
+    """The sizes below ``before``, ascending, that may be advised: of a batch that makes up the ``whole``, of a length,
+    or of a picture's side."""
+    if what == "batch":
+        return divisors(whole, before)
+    return smaller_sides(before) if what == "side" else parts(before)
+
+
+def largest_smaller(
+    what: str, need: Callable[[int], int], sizes: Sequence[int], before: tuple[int, int], fixed: int, usable: int
+) -> int | None:
+    """``largest_fitting``; of pictures it is their area that memory grows with."""
+    if what != "side":
+        return largest_fitting(need, sizes, before, fixed, usable)
+    areas, whole = [side**2 for side in sizes], (before[0] ** 2, before[1])
+    area = largest_fitting(lambda one: need(isqrt(one)), areas, whole, fixed, usable)
+    return None if area is None else isqrt(area)
 
 
 def divisors(whole: int, before: int) -> list[int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oom_magic.explain.remedies.sizes.pictures import side_of
+
 if TYPE_CHECKING:
     from oom_magic.predict.what_if.change import Inputs
 
@@ -14,7 +16,8 @@ def has_rows(number: int, inputs: Inputs) -> bool:
 
 
 def sizes_of_inputs(inputs: Inputs) -> dict[str, int]:
-    """Batch and length of what a model was called with: token ids, or hidden states of three dimensions.
+    """Batch and length of what a model was called with: token ids, or hidden states of three dimensions; the side of
+    square pictures.
 
     Empty where inputs of several dimensions have no first one in common, as nodes and edges of a graph.
     """
@@ -27,6 +30,8 @@ def sizes_of_inputs(inputs: Inputs) -> dict[str, int]:
     for shape, is_integer in inputs:
         if len(shape) == (2 if is_integer else 3):
             return {"batch": shape[0], "seq": shape[1]}
+        if (side := side_of(shape, is_integer)) is not None:
+            return {"batch": inputs[0][0][0], "side": side}
     return {"batch": inputs[0][0][0]} if inputs and inputs[0][0] else {}
 
 
@@ -37,10 +42,11 @@ def _is_state_beside(one: tuple[tuple[int, ...], bool], inputs: Inputs) -> bool:
     return len(shape) == 3 and not is_integer and shape[0] not in samples and shape[1] in samples
 
 
-def dimensions_of(inputs: Inputs) -> dict[str, int]:
-    """Along which dimension of its inputs a model has samples, of a training and of an evaluation, and lengths."""
+def dimensions_of(inputs: Inputs) -> dict[str, tuple[int, ...]]:
+    """Along which dimensions of its inputs a model has samples, of a training and of an evaluation, lengths, and
+    sides."""
     batch = int(_are_columns(inputs))
-    return {"batch": batch, "evaluation": batch, "seq": 1 - batch}
+    return {"batch": (batch,), "evaluation": (batch,), "seq": (1 - batch,), "side": (2, 3)}
 
 
 def _are_columns(inputs: Inputs) -> bool:

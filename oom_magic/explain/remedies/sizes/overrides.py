@@ -110,6 +110,11 @@ def override_item(key: Any, holder: dict[Any, Any] | None = None) -> Override:
     return override
 
 
+def as_pair(override: Callable[..., Any], tree: ast.Module, names: dict[str, Any], value: int) -> Any:
+    """Sets a height and a width at once."""
+    return override(tree, names, (value, value))
+
+
 def override_argument(call: ast.Call, argument: ast.expr) -> Override:
     """Sets an argument of a call."""
 

@@ -25,6 +25,7 @@ from oom_magic.explain.remedies.own_code.rows.statements import computed_in_part
 from oom_magic.explain.remedies.own_code.rows.steps import first_made_rows, first_rows, made_rows, rows_read
 from oom_magic.explain.remedies.sizes.overrides import (
     Override,
+    as_pair,
     assigning,
     called_in_parts,
     changed_cell,
@@ -38,13 +39,15 @@ from oom_magic.explain.remedies.sizes.overrides import (
     override_word,
     set_for_a_while,
 )
+from oom_magic.explain.remedies.sizes.pictures import NAME as PICTURES
+from oom_magic.explain.remedies.sizes.pictures import pairs_held, squares
 from oom_magic.explain.syntax import bound_in, names_in
 from oom_magic.user_code import is_cell, is_users_file
 
 _BATCH = re.compile(r"batch|(^|_)bs($|_)|^B$", re.IGNORECASE)
 _LENGTH = re.compile(r"seq|len|block_size|context|n_ctx|^T$|^S$", re.IGNORECASE)
 _ACCUMULATION = re.compile(r"accum", re.IGNORECASE)
-NAMES = {"batch": _BATCH, "seq": _LENGTH, "accumulation": _ACCUMULATION}
+NAMES = {"batch": _BATCH, "seq": _LENGTH, "accumulation": _ACCUMULATION, "side": PICTURES}
 
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -70,7 +73,12 @@ class SizeParameter:
     is_named: bool  # whether its name denotes the size
     override: Override  # a context manager over (the cell, its names, the new value)
     target: str = ""
+    is_pair: bool = False  # whether it is assigned twice: (height, width)
     rows: Sequence[str] = field(default=(), compare=False)
+
+    def assigned(self, value: int) -> str:
+        """The statement that sets it outside of the cell's code."""
+        return f"{self.target} = {(value, value) if self.is_pair else value}"
 
 
 def find_rows(
@@ -133,13 +141,14 @@ def find_size_parameters(
     arguments: list[str] | None = None,
     are_rows_free: bool = False,
 ) -> list[SizeParameter]:
-    """Places that have ``value`` and may set ``what`` ("batch", "seq" or "accumulation"), the best named first.
+    """Places that have ``value`` and may set ``what`` ("batch", "seq", "side" or "accumulation"), the best named first.
 
     ``arguments`` is a script's command line. ``are_rows_free``: the rows of an input may be computed one by one.
     """
     pattern = _pattern(tree, what)
     found = [
         *_of_command_line(arguments or [], pattern, value),
+        *(_pictures(tree, names, value) if what == "side" else ()),
         *_given(tree, names, pattern, value),
         *(_strides(tree, value) if what == "batch" else ()),
         *_literals(tree, pattern, value),
@@ -219,6 +228,16 @@ def _shapes(tree: ast.Module, what: str, value: int) -> Iterator[SizeParameter]:
     firsts = [one for one in constants if type(one.value) is int and one.value == value]
     if what == "batch" and len(firsts) > 1:
         yield SizeParameter(str(value), False, override_literals(firsts))
+
+
+def _pictures(tree: ast.Module, names: Mapping[str, Any], value: int) -> Iterator[SizeParameter]:
+    """The side of pictures, as a pair in what others hold, or twice in a row in the cell."""
+    for path, holder, key in pairs_held(names, value):
+        override = override_item(key, None if holder is names else holder) if isinstance(holder, dict) else None
+        override = override or partial(set_for_a_while, holder, key)
+        yield SizeParameter(path, True, partial(as_pair, override), path, is_pair=True)
+    if written := squares(tree, value):
+        yield SizeParameter(str(value), False, override_literals(written))
 
 
 def _strides(tree: ast.Module, value: int) -> Iterator[SizeParameter]:
