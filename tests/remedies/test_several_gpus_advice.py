@@ -251,6 +251,23 @@ for _ in range(2):
     assert "    with torch.no_grad():\n        known = teacher(x)\n    seen = teacher(made)\n" in code
 
 
+@pytest.mark.parametrize("mode", [False, True])
+def test_several_teachers_in_one_expression_need_no_graph(mode: bool) -> None:
+    step = """
+for x in data:
+    known = sum(one(x).softmax(-1) for one in teachers) / len(teachers)
+    loss = (net(x) - known).square().mean()
+    loss.backward()
+    optimizer.step()
+"""
+    several = [torch.nn.Linear(8, 8).train(mode) for _ in range(2)]
+    for teachers in (several, tuple(several), torch.nn.ModuleList(several).train(mode)):
+        names = {"net": torch.nn.Linear(8, 8), "teachers": teachers}
+        code = frozen_without_gradients(ast.parse(step), names)
+        covered = [ast.unparse(one.body) for one in ast.walk(ast.parse(code)) if isinstance(one, ast.With)]
+        assert covered == ([] if mode else ["known = sum((one(x).softmax(-1) for one in teachers)) / len(teachers)"])
+
+
 @needs_what_graphs_saved
 def test_losses_that_are_modules_do_not_end_the_training_early() -> None:
     """What calls are counted up to the last step decides which of them evaluate: each loss counts, or none does."""

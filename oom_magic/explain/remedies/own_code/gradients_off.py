@@ -146,10 +146,23 @@ def _given_by(calls: list[ast.Call], definition: ast.FunctionDef, trained: Colle
 
 
 def _modes_called(statement: ast.stmt, names: Mapping[str, Any], modes: Mapping[str, bool]) -> list[bool]:
-    """Whether each model that a statement calls is in training mode."""
+    """Whether each model that a statement calls, alone or of several in turn, is in training mode."""
+    names = {**names, **dict(_in_turn(statement, names))}
     functions = [node.func for node in ast.walk(statement) if isinstance(node, ast.Call)]
     called = [(ast.unparse(one), object_of(one, names)) for one in functions]
     return [modes.get(name, one.training) for name, one in called if is_module(one)]
+
+
+def _in_turn(statement: ast.stmt, names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What names stand for that go through several models in an expression, all in one mode:
+    ``sum(one(x) for one in teachers)``."""
+    for through in [each for node in ast.walk(statement) for each in getattr(node, "generators", ())]:
+        several = object_of(through.iter, names)
+        is_list = isinstance(several, (list, tuple)) or (is_module(several) and hasattr(type(several), "__iter__"))
+        models = list(several) if is_list else []
+        is_alike = all(map(is_module, models)) and len({one.training for one in models}) == 1
+        if isinstance(through.target, ast.Name) and is_alike:
+            yield through.target.id, models[0]
 
 
 def _modes_set(tree: Code) -> dict[str, bool]:
