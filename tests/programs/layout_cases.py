@@ -27,6 +27,19 @@ def channels_last(
     return program
 
 
+def against(function: Callable[[torch.Tensor], torch.Tensor], is_last: bool) -> Callable[[], None]:
+    """Forward and backward of images in order, whose gradient has its channels last, or the other way round."""
+    orders = (torch.channels_last, torch.contiguous_format)
+
+    def program() -> None:
+        images = torch.rand(IMAGES, device="cuda").to(memory_format=orders[not is_last]).requires_grad_()
+        found = function(images)
+        gradient = torch.ones_like(found, memory_format=torch.contiguous_format).to(memory_format=orders[is_last])
+        found.backward(gradient)  # type: ignore[no-untyped-call]
+
+    return program
+
+
 def of_module(make: Callable[[], nn.Module], **how: Any) -> Callable[[], None]:
     """Likewise of a module, on the GPU."""
 
@@ -92,7 +105,20 @@ def masked() -> None:
     F.scaled_dot_product_attention(query, query, query, mask).sum().backward()
 
 
+AGAINST: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "avg_pool": lambda images: F.avg_pool2d(images, 1),
+    "max_pool": lambda images: F.max_pool2d(images, 2),
+    "reflected": lambda images: F.pad(images, (1, 1, 1, 1), mode="reflect"),
+    "silu": F.silu,
+    "mish": F.mish,
+    "elu": F.elu,
+    "relu6": F.relu6,
+    "rms_norm": lambda images: F.rms_norm(images, (48,)),
+    "max_pool_1d": lambda images: F.max_pool1d(images.flatten(2), 2).unsqueeze(2),
+}
 LAYOUTS: dict[str, Callable[[], None]] = {
+    **{f"{name}_against_last": against(function, False) for name, function in AGAINST.items()},
+    **{f"{name}_last_against": against(function, True) for name, function in AGAINST.items()},
     "mask_with_gaps": masked,
     "product": product(),
     "product_rows": product(1),

@@ -173,9 +173,21 @@ def rows_of_several_lengths() -> None:
     three_steps(torch.optim.Adam(model.parameters()), loss)
 
 
+def last_states() -> None:
+    """A recurrent layer of whose outputs only the last state is used, twice, from its own last state on."""
+    layer, last = nn.GRU(96, 256, batch_first=True).to(CUDA), nn.Linear(256, 24).to(CUDA)
+
+    def loss() -> torch.Tensor:
+        _, state = layer(torch.randn(224, 6, 96, device=CUDA))
+        _, state = layer(torch.randn(224, 4, 96, device=CUDA), state)
+        return last(state).square().mean()  # type: ignore[no-any-return]
+
+    three_steps(torch.optim.Adam([*layer.parameters(), *last.parameters()]), loss)
+
+
 SELDOM: dict[str, Callable[[], None]] = {
     program.__name__: program
     for program in (attention_with_keys_of_its_own, folded, pooled, unpooled, function_of_three_results,
                     gradients_kept_by_hooks, jacobians_and_hessians, checkpoints_within_checkpoints,
-                    rows_of_several_lengths)
+                    rows_of_several_lengths, last_states)
 }  # fmt: skip

@@ -260,6 +260,15 @@ def _pooled_gradient(call: Call) -> None:
         call.take_like(gradient)
 
 
+def _gradient_of_windows(call: Call) -> None:
+    """AveragePool2d.cu, DilatedMaxPool2d.cu: gradient and images are read in the memory format that images suggest."""
+    make_outputs(call)
+    memory_format = torch._prims_common.suggest_memory_format(call.args[1])
+    for tensor in call.args[:2]:
+        if not tensor.is_contiguous(memory_format=memory_format):
+            call.take_like(tensor)
+
+
 def _by_cudnns_sampler(call: Call) -> None:
     """aten/src/ATen/native/cudnn/GridSampler.cpp: expanded tensors, and a grid that is not in order, are copied."""
     for tensor in call.args:
@@ -278,18 +287,18 @@ _FIRST_AFTER_OUTPUT = (
     "max_pool3d_with_indices_backward", "_adaptive_avg_pool3d_backward",
     "adaptive_max_pool3d_backward", "fractional_max_pool3d_backward", "upsample_nearest1d_backward",
     "_upsample_nearest_exact1d_backward", "upsample_linear1d_backward", "reflection_pad1d_backward",
-    "reflection_pad2d_backward",
 )  # fmt: skip
 _RESAMPLED = (
     "upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_nearest2d_backward",
     "_upsample_nearest_exact2d_backward", "upsample_bilinear2d_backward",
 )  # fmt: skip
-_BOTH_AFTER_OUTPUT = ("max_pool2d_with_indices_backward", "avg_pool2d_backward")
+_WINDOWS_BACKWARD = ("max_pool2d_with_indices_backward", "avg_pool2d_backward")
 _FIRST_CONTIGUOUS = (
     "avg_pool3d", "avg_pool3d_backward",
     "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "kthvalue", "mode", "cummax",
     "cummin", "adaptive_max_pool3d", "upsample_bicubic2d_backward", "_upsample_bilinear2d_aa_backward",
     "_upsample_bicubic2d_aa_backward", "upsample_nearest3d_backward", "_upsample_nearest_exact3d_backward",
+    "reflection_pad2d_backward",
 )  # fmt: skip
 _FIRST_BEFORE_OUTPUT = ("_adaptive_avg_pool3d", "fractional_max_pool2d_backward")
 
@@ -301,7 +310,7 @@ def _rules(names: tuple[str, ...], make: Callable[[], Rule]) -> dict[OpOverload,
 RULES: dict[OpOverload, Rule] = {
     **_rules(_FIRST_AFTER_OUTPUT, lambda: copied(0)),
     **_rules(_RESAMPLED, lambda: _resampled),
-    **_rules(_BOTH_AFTER_OUTPUT, lambda: copied(0, 1)),
+    **_rules(_WINDOWS_BACKWARD, lambda: _gradient_of_windows),
     **_rules(_FIRST_BEFORE_OUTPUT, lambda: contiguous(before=(0,))),
     **_rules(_IN_ORDER, lambda: _in_order),
     **_rules(_GRADIENT_IN_ORDER, lambda: _gradient_in_order),

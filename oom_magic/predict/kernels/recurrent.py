@@ -226,7 +226,8 @@ def _backward(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any])
     call = Recurrence.of(tensor, weights, mode, size, num_layers, dropout, train, bidirectional)
     num_bytes = workspace_bytes(call)
     with gpu:
-        grad_output = torch.zeros_like(output) if grad_output is None else grad_output
+        if grad_output is None:
+            grad_output = torch.zeros_like(output, memory_format=torch.contiguous_format)  # so it may be copied below
         given = [
             torch.zeros_like(state) if gradient is None else gradient
             for state, gradient in ((hx, grad_hy), (cx, grad_cy))

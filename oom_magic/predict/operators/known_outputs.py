@@ -6,7 +6,7 @@ and a training run its steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,10 @@ aten = torch.ops.aten
 _REDUCED = (torch.float16, torch.bfloat16)
 _PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _BACKWARDS = {aten.threshold_backward.default, aten.leaky_relu_backward.default}  # the gradient is read last
-_BY_ELEMENT = {*_BACKWARDS, aten.hardswish_backward.default, aten.softplus_backward.default}
+_BY_ELEMENT = {  # not tagged as such
+    *_BACKWARDS, aten.elu_backward.default, aten.hardsigmoid_backward.default, aten.hardswish_backward.default,
+    aten.hardtanh_backward.default, aten.softplus_backward.default, aten.floor_divide.default,
+}  # fmt: skip
 _OTHERWISE = {aten.clone.default, aten.native_dropout_backward.default}  # tagged, with kernels of their own
 _DECIDING = {"aten::select_backward": 2, "aten::slice_backward": 2}  # arguments before those of the part
 _NEW: Any = object()  # in place of a maker that is not known yet
@@ -101,8 +104,12 @@ def _iterated(
     has_number = func._schema.arguments[1:2] and func._schema.arguments[1].name == "other" and len(tensors) == 1
     if not has_number and all(one.shape == out.shape and one.is_contiguous() for one in tensors):
         return torch._prims_common.make_contiguous_strides_for(out.shape)
-    alike = [one.expand(out.shape) for one in tensors]
-    return torch._prims_common.compute_elementwise_output_strides(*(alike[::-1] if func in _BACKWARDS else alike))
+    return iterated(tensors[::-1] if func in _BACKWARDS else tensors, out.shape)
+
+
+def iterated(tensors: list[torch.Tensor], shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a result of this shape that is computed element by element; the first tensor is asked first."""
+    return torch._prims_common.compute_elementwise_output_strides(*(one.expand(shape) for one in tensors))
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:

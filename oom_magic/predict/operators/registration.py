@@ -22,9 +22,11 @@ from oom_magic.predict.operators.attention import attend
 from oom_magic.predict.operators.autocast import Autocast
 from oom_magic.predict.operators.calls import TORCH, Kernel, existing, find_overload, original
 from oom_magic.predict.operators.derivatives import cumprod_backward, product
+from oom_magic.predict.operators.known_outputs import iterated
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten
+_TRAINS = 2  # where the options of a noisy relu say whether it is in training
 
 
 def _linear(
@@ -67,8 +69,10 @@ def _softmax(kernel: Kernel, usual: Kernel, tensor: torch.Tensor, dim: int, dtyp
 def _rms_norm(
     usual: Kernel, tensor: torch.Tensor, shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> Any:
-    """aten/src/ATen/native/layer_norm.cpp, ``rms_norm_symint``: fused, unless the weight has another type."""
-    if weight is not None and weight.dtype is not tensor.dtype:
+    """aten/src/ATen/native/layer_norm.cpp, ``rms_norm_symint``: fused, unless the weight has another type or channels
+    lie last."""
+    is_last = torch._prims_common.suggest_memory_format(tensor) is not torch.contiguous_format
+    if is_last or (weight is not None and weight.dtype is not tensor.dtype):
         return usual(tensor, shape, weight, eps)
     return aten._fused_rms_norm(tensor, shape, weight, eps)[0]
 
@@ -157,7 +161,7 @@ def _choices(gpu: FakeGPU, card: GPU) -> dict[str, Kernel]:
 
 
 def _activation_backward(gradient: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor)
+    return tensor.new_empty_strided(tensor.shape, iterated([gradient, tensor], tensor.shape))
 
 
 def _sampled(images: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
@@ -224,6 +228,24 @@ def _rows_of_padded(padded: torch.Tensor, _offsets: Any, total: int | None = Non
     return padded.new_empty(total, *padded.shape[2:])
 
 
+def _noisy(tensor: torch.Tensor, noise: torch.Tensor, *options: Any, **others: Any) -> torch.Tensor:
+    """aten/src/ATen/native/cuda/RreluWithNoise.cu: in order in training, ``leaky_relu`` in evaluation."""
+    out: torch.Tensor = aten.rrelu_with_noise(tensor, noise, *options, **others)
+    is_in_training = len(options) > _TRAINS and options[_TRAINS]
+    return torch.empty_like(out, memory_format=torch.contiguous_format) if is_in_training else out
+
+
+def _noisy_gradient(gradient: torch.Tensor, tensor: torch.Tensor, noise: torch.Tensor, *options: Any) -> torch.Tensor:
+    """aten/src/ATen/native/Activation.cpp, ``rrelu_with_noise_backward``: in training the noise comes first in their
+    product."""
+    first = [noise, gradient] if options[_TRAINS] else [tensor, gradient]
+    return tensor.new_empty_strided(tensor.shape, iterated(first, tensor.shape))
+
+
+def _like_input(_gradient: torch.Tensor, tensor: torch.Tensor, *_others: Any) -> torch.Tensor:
+    return torch.empty_like(tensor)
+
+
 def _in_order(op: OpOverload) -> Kernel:
     """The operator, with a contiguous result."""
     return lambda *args: torch.empty_like(op(*args), memory_format=torch.contiguous_format)
@@ -240,8 +262,12 @@ _LAID_OUT: dict[OpOverload, Kernel] = {
             aten.pixel_unshuffle.default,
             aten.masked_fill.Scalar,
             aten.masked_fill.Tensor,
+            aten._log_softmax_backward_data.default,
         )
     },
+    aten.rrelu_with_noise.default: _noisy,
+    aten.rrelu_with_noise_backward.default: _noisy_gradient,
+    aten.binary_cross_entropy_backward.default: _like_input,
     aten.native_layer_norm_backward.default: _norm_backward,
     aten._padded_dense_to_jagged_forward.default: _rows_of_padded,
     **existing({"_fused_rms_norm_backward": _norm_backward}),
