@@ -4,14 +4,56 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import re
+import sys
 import textwrap
+from collections.abc import Callable
 from types import CodeType, FrameType
+from typing import TYPE_CHECKING
 
 from oom_magic.user_code import is_own_file, is_users_file
 
+if TYPE_CHECKING:
+    from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+
 _SPEAKS_OF_MEMORY = re.compile(r"out.?of.?memory|(?<![a-z])oom(?![a-z])|reduce_batch_size", re.IGNORECASE)
 _ALL_ERRORS = frozenset({"", "BaseException", "Exception", "RuntimeError"})
+
+
+class CaughtFailures:
+    """Lets the cards of a run run out of memory only where its code goes on after it.
+
+    ``capacity_bytes`` is what PyTorch can use of each, ``cell`` are the statements that run. Memory runs out ``most``
+    times at most (None: as often as it does); ``begin_anew`` lets the report begin after the last time.
+    """
+
+    def __init__(
+        self, fake_gpu: FakeGPU, begin_anew: Callable[[], None], capacity_bytes: int, cell: ast.Module, most: int | None
+    ) -> None:
+        self.num = 0
+        self._fake_gpu, self._begin_anew, self._cell = fake_gpu, begin_anew, cell
+        self._most = math.inf if most is None else most
+        self._resize(capacity_bytes)
+
+    def goes_on(self, outermost: CodeType) -> bool:
+        """Whether the code, called from within ``outermost``, goes on after the allocation that fails now; if not, it
+        shall not fail, nor any later one."""
+        if self.num < self._most and is_caught(sys._getframe(), outermost, self._cell):
+            self.num += 1
+            self._fake_gpu.releases.append(self._begin_after_failure)
+            return True
+        self._resize(None)
+        return False
+
+    def _resize(self, capacity_bytes: int | None) -> None:
+        for recorder in self._fake_gpu.recorders:
+            recorder.allocator.resize(capacity_bytes)
+
+    def _begin_after_failure(self) -> None:
+        """With the next allocation, what the failed part held is free."""
+        self._fake_gpu.releases.remove(self._begin_after_failure)
+        self._begin_anew()
 
 
 def goes_on(handler: ast.ExceptHandler, is_users: bool = True) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -20,7 +19,7 @@ from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory, C
 from oom_magic.memory.allocator.replay import failure_message
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
 from oom_magic.memory.timeline import Phase, SourceLine, Timeline
-from oom_magic.predict.caught_failures import is_caught
+from oom_magic.predict.caught_failures import CaughtFailures
 from oom_magic.predict.compiled.calls import compile_followed
 from oom_magic.predict.fake_cuda import transfers
 from oom_magic.predict.fake_cuda.device_view import DeviceView
@@ -153,9 +152,7 @@ class DrySession:
         self.exception: BaseException | None = None
         self._assumptions: dict[Assumption, None] = {}
         self._out_of_memory: OutOfMemory | None = None
-        self._failures_left: int | None = None  # see ``limit_where_caught``
-        self._cell = ast.Module([], [])
-        self.num_caught = 0  # failures that it let happen
+        self.caught: CaughtFailures | None = None
         self._allocated_before = [recorder.allocator.allocated_bytes for recorder in self.recorders]
 
     def assume(self, text: str, is_upper_bound: bool = False, is_lower_bound: bool = False) -> None:
@@ -455,40 +452,17 @@ class DrySession:
                 self.fake_gpu.ending = Finished  # on all threads
                 raise
 
-    def limit_where_caught(self, capacity_bytes: int, cell: ast.Module, most_failures: int | None = None) -> None:
-        """Let the cards run out of memory, with so much for PyTorch, where the code goes on after it, at most so many
-        times; the report then begins after the last time. Where nothing goes on they never run out. ``cell`` are the
-        statements that run."""
-        for recorder in self.recorders:
-            recorder.allocator.resize(capacity_bytes)
-        self._cell = cell
-        self._failures_left = sys.maxsize if most_failures is None else most_failures
-
-    def _goes_on(self) -> bool:
-        """Whether the code goes on after an allocation that fails; if not, it shall not fail, nor any later one."""
-        if self._failures_left and is_caught(sys._getframe(), DrySession._execute.__code__, self._cell):
-            self._failures_left -= 1
-            self.num_caught += 1
-            self.fake_gpu.releases.append(self._begin_after_failure)
-            return True
-        for recorder in self.recorders:
-            recorder.allocator.resize(None)
-        return False
-
-    def _begin_after_failure(self) -> None:
-        """With the next allocation, what the failed part held is free."""
-        self.fake_gpu.releases.remove(self._begin_after_failure)
-        self.training.begin_anew()
+    def limit_where_caught(self, capacity_bytes: int, cell: ast.Module, most: int | None = None) -> None:
+        """To be called in a run: from here on its cards run out of memory only where ``CaughtFailures`` says."""
+        self.caught = CaughtFailures(self.fake_gpu, self.training.begin_anew, capacity_bytes, cell, most)
 
     def _fail(self, error: AllocatorOutOfMemory, operator: str, phase: Phase) -> BaseException | None:
         card = self.fake_gpu.current
-        if self._failures_left is not None:
-            limit = self.recorders[card].allocator.limit_bytes
-            message = failure_message(error, self.hardware.total_bytes, self.gpu.context_bytes, limit, card)
-            return torch.OutOfMemoryError(message) if self._goes_on() else None
-        self.training.assign_modules()
         limit = self.recorders[card].allocator.limit_bytes
         message = failure_message(error, self.hardware.total_bytes, self.gpu.context_bytes, limit, card)
+        if self.caught is not None:
+            return torch.OutOfMemoryError(message) if self.caught.goes_on(DrySession._execute.__code__) else None
+        self.training.assign_modules()
         self._out_of_memory = OutOfMemory(
             message=message,
             requested_bytes=error.segment_bytes,

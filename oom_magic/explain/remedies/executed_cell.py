@@ -116,9 +116,9 @@ class ExecutedCell:
                 if self._found is None or not self._found.keep(error.name):
                     raise
             except NotEvaluatedError:
-                if not session.num_caught:
+                if session.caught is None or not session.caught.num:
                     raise
-                most_failures = session.num_caught - 1  # nothing that it tries fits: the last try is followed
+                most_failures = session.caught.num - 1  # nothing that it tries fits: the last try is followed
                 self._most_failures = self._most_failures if overridden else most_failures
             else:
                 self._training = session.training
