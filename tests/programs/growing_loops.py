@@ -197,6 +197,20 @@ def keeps_by_a_hook():
         model(torch.zeros(8192, 1024, device="cuda"))
 
 
+def keeps_until_its_hook_is_removed():
+    model, kept = network(), []
+
+    def keep(_module, _inputs, output):
+        kept.append(output)
+
+    handle = model.register_forward_hook(keep)
+    try:
+        while True:
+            model(torch.zeros(8192, 1024, device="cuda"))
+    finally:
+        handle.remove()
+
+
 class Residual(nn.Module):
     """Blocks in a loop of its forward, each added to what the forward was given."""
 

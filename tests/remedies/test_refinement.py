@@ -65,6 +65,7 @@ from tests.programs.growing_loops import (
     keeps_tensors,
     keeps_transitions,
     keeps_trials,
+    keeps_until_its_hook_is_removed,
     keeps_weights,
     makes_losses_of_a_step,
     only_weights,
@@ -133,6 +134,7 @@ def session_context():
             "buffer.append(Transition._make(one.cpu() for one in Transition(state, following)))",
         ),
         (keeps_by_a_hook, "name_grows", "self.kept", "self.kept.append(output.detach().cpu())"),
+        (keeps_until_its_hook_is_removed, "name_grows_with_graphs", "kept", "kept.append(output.detach().cpu())"),
         (keeps_metrics, "name_grows_with_graphs", "metrics['outputs']", ".append(output.detach().cpu())"),
         (keeps_maps, "name_grows", "maps", "maps.append([one.cpu() for one in both])"),
         (

@@ -10,7 +10,7 @@ import functools
 import inspect
 import linecache
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -83,6 +83,21 @@ def _run_in(tree: ast.AST, names: Mapping[str, Any]) -> Iterator[tuple[FunctionT
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield from _functions_of(object_of(node.func, names))
+            if _registers_hook(node):  # what it is registered with may be as it was before the cell again
+                yield from _functions_of(object_of(node.args[0], names))
+
+
+def hooks_registered(statements: Iterable[ast.stmt], names: Mapping[str, Any]) -> Iterator[Called]:
+    """The user's functions that statements register as hooks, and those that they run."""
+    for call in (node for one in statements for node in ast.walk(one) if isinstance(node, ast.Call)):
+        if _registers_hook(call):
+            yield from called_in(ast.Call(call.args[0], [], []), names)
+
+
+def _registers_hook(call: ast.Call) -> bool:
+    """``module.register_forward_hook(hook)``, also of tensors and optimizers."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    return name.startswith("register_") and name.endswith("_hook") and bool(call.args)
 
 
 def object_of(node: ast.expr, names: Mapping[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.live.backward_in_turns import InTurns, in_turns
-from oom_magic.explain.live.called import NOTHING, called_in, object_of, parsed
+from oom_magic.explain.live.called import NOTHING, called_in, hooks_registered, object_of, parsed
 from oom_magic.explain.live.fixed_lines import (
     added_by,
     collected_on_host,
@@ -309,10 +309,12 @@ def _ends_with_call(statement: ast.stmt, code: CodeType, names: Mapping[str, Any
 def _run_by_loops(file: str, variables: dict[str, Any], line: int, names: Mapping[str, Any]) -> Iterator[_Run]:
     """The statements that the loops around a line run, those of the user's functions included: each with its loop or
     function, its file and the names that it finds."""
+    path = path_in_function(file, variables, line)
+    hooks = list(hooks_registered((one for block, at in path for one in block[:at]), names))
     for node in ast.walk(parsed(file, variables)):
         if isinstance(node, (ast.For, ast.While)) and node.lineno <= line <= (node.end_lineno or 0):
             yield from ((statement, node, file, names) for statement in statements_in(node.body))
-            for one in called_in(node, names):
+            for one in (*called_in(node, names), *hooks):
                 yield from ((each, one.definition, one.file, one.names) for each in statements_in(one.definition.body))
 
 
