@@ -161,6 +161,22 @@ def test_files_are_read_to_the_pretend_gpu(tmp_path: Path) -> None:
     assert report.peak_allocated_bytes < 2048  # one storage for the three
 
 
+def test_what_is_read_from_a_file_is_no_view_of_what_nobody_sees(tmp_path: Path) -> None:
+    """A rehearsal without a checkpoint kept its memory, as each tensor was a view of another that held it."""
+    torch.save(torch.zeros(3, 4), tmp_path / "before.pt")
+    seen: list[Any] = []
+
+    def load() -> None:
+        torch.save(torch.zeros(3, 4, device="cuda"), tmp_path / "own.pt")
+        for name in ("before.pt", "own.pt"):
+            loaded = torch.load(tmp_path / name, map_location="cuda")
+            seen.append((loaded._is_view(), loaded.is_leaf, loaded.sum().item(), torch.cuda.memory_allocated()))
+            del loaded
+
+    observed(load)
+    assert seen == [(False, True, 0.0, 512)] * 2
+
+
 def test_what_is_known_of_values_on_the_pretend_gpu_is_saved(tmp_path: Path) -> None:
     seen: dict[str, Any] = {}
 

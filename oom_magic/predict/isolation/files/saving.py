@@ -91,7 +91,7 @@ def restored_tensor(
         raise RuntimeError(_("This was saved in a dry run: it has no values and can only be read in a dry run."))
     location = storage.location
     device = _Load.current.device(location) if _Load.current is not None else torch.device(location)
-    made = storage.memory(_current[-1], device).view(dtype).as_strided(size, stride, offset)
+    made = _whole(storage.memory(_current[-1], device).view(dtype).as_strided(size, stride, offset))
     return made.requires_grad_() if requires_grad else made
 
 
@@ -100,6 +100,11 @@ def _unknown(run: Run, shape: Any, dtype: torch.dtype, device: torch.device) -> 
     if device.type == "cpu":
         return fake_on_host(run.gpu, shape, dtype)
     return torch.empty(shape, dtype=dtype, device=device)
+
+
+def _whole(view: torch.Tensor) -> torch.Tensor:
+    """The same memory as no view: what is read from a file has no tensor beside it that would keep the memory."""
+    return view.detach()
 
 
 class _Load:
@@ -167,7 +172,7 @@ def _at(run: Run, tensor: torch.Tensor, device: torch.device, moved: dict[int, t
         moved[storage._cdata] = _unknown(run, flat.shape, flat.dtype, device) if is_here else flat.to(device)
     there = moved[storage._cdata]
     there = there if there.dtype is tensor.dtype else there.view(tensor.dtype)
-    made = there.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+    made = _whole(there.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()))
     return made.requires_grad_() if tensor.requires_grad else made
 
 
