@@ -114,9 +114,10 @@ def explained(notebook: Notebook, values: dict[str, Any], is_fake: bool) -> dict
     shell = InteractiveShell.instance()
     shell.run_line_magic("load_ext", "oom_magic")
     with contextlib.redirect_stdout(io.StringIO()):
-        for cell in notebook.cells:
+        for number, cell in enumerate(notebook.cells):
             code = filled(cell, values)
-            result = shell.run_cell(on_a_pretend_card(code) if is_fake else code, store_history=True)
+            code = on_a_pretend_card(code) if is_fake and number >= notebook.num_writing else code
+            result = shell.run_cell(code, store_history=True)
             shown = getattr(sys, "last_value", None)  # by a magic, such as %run, whose cell goes on
             error = result.error_before_exec or result.error_in_exec or shown
             del result, shown

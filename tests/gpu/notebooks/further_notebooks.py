@@ -251,6 +251,7 @@ for _ in range(3):
     names("leak_or_retained_reference", *FILLED, "optimizer_state"),
     names("drop_copy"),
     {"drop_copy": put(DEL="del checkpoint, before")},
+    num_writing=1,
 )
 
 NOTEBOOKS["a sampler with its graph"] = Notebook(

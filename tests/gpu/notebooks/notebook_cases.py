@@ -33,6 +33,7 @@ class Notebook:
     files: Mapping[str, str] = field(default_factory=dict)
     reads_values: bool = False
     num_cards: int = 1
+    num_writing: int = 0  # of the first cells: on a pretend card they run plainly, since dry runs leave no files
     copied_kib: int = 0  # the stub copies so much for real: for code that looks at what came back to the host
 
 
