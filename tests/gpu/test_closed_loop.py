@@ -33,9 +33,8 @@ QUICK = (
     "arguments inside a trainer",
     "compiled method",
 )
-# What a pretend card cannot show: another program, an empty cell, how long a queue was before, how a cache that grows
-# divides what earlier cells left.
-REAL = ("another process", "two models", "queue of keys", "generation in one call", "several answers to each prompt")
+# What a pretend card cannot show: another program, an empty cell, how a cache that grows divides what earlier cells left.
+REAL = ("another process", "two models", "generation in one call", "several answers to each prompt")
 
 
 def _notebooks(quick: Collection[str], but: Collection[str] = ()) -> list[Any]:

@@ -483,3 +483,22 @@ def test_a_reference_before_the_backward_of_what_is_trained_is_no_evaluation(she
     first = run(shell, "%oom_explain").remedies[0]
     assert (first.key, first.fits) == ("smaller_batch", True)
     assert first.values["accumulation"] * first.values["after"] == 2048
+
+
+def test_a_queue_keeps_as_many_rows_as_it_had_when_the_dry_cell_began(shell):
+    """It was told as logits that are too large, for which there was nothing to do: the first steps fit."""
+    run(
+        shell,
+        CARD + "import torch\nfrom torch import nn\nnet = nn.Linear(256, 256).cuda()\n"
+        "keys = torch.randn(4096, 256, device='cuda')\noptimizer = torch.optim.SGD(net.parameters())\n",
+    )
+    cell = (
+        CARD.replace("\n", " --steps all\n") + "for _ in range(2000):\n"
+        "    q = net(torch.randn(1024, 256, device='cuda'))\n    loss = (q @ keys.t()).logsumexp(1).mean()\n"
+        "    loss.backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
+        "    keys = torch.cat([keys, q.detach()])\n"
+    )
+    assert shell.run_cell(cell, store_history=True).error_in_exec is not None
+    diagnosis = run(shell, "%oom_explain --fast")
+    assert diagnosis.cause is Cause.LEAK_OR_RETAINED_REFERENCE
+    assert diagnosis.growth.fixed == "keys = torch.cat([keys, q.detach()])[-4096:]"

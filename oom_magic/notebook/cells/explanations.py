@@ -221,6 +221,14 @@ def _locate_before(shell: InteractiveShell, runner: CellRunner, cell: FailedCell
     return there_before
 
 
+def _rows_before(runner: CellRunner, cell: FailedCell | None) -> Callable[[str], int]:
+    """A function that tells how many rows the tensor of a name had when the failed cell began; 0: none, or unknown."""
+    start = None if cell is None else cell.start
+    if cell is not None and cell.is_dry and runner.session is not None:
+        start = runner.session.start_of_run
+    return (lambda _: 0) if start is None else start.rows_of
+
+
 def _locate_made(shell: InteractiveShell, runner: CellRunner, cell: FailedCell) -> Locate:
     """A function that locates tensors, on a pretend card only those that the failed cell made."""
     from oom_magic.notebook.cells.releasing import names_and_places
@@ -352,7 +360,7 @@ def _explain_here(
         names=names,
         released=released,
         locate=locate,
-        find_rows=(lambda _: 0) if cell is None or cell.start is None else cell.start.rows_of,
+        find_rows=_rows_before(runner, cell),
         read_card=_read_card if cell is None or not cell.is_dry else lambda _: None,
     )
     diagnosis = explainer.diagnose(problem)
