@@ -211,6 +211,12 @@ def keeps_until_its_hook_is_removed():
         handle.remove()
 
 
+def samples_with_its_graph():
+    model, x = network(), torch.zeros(8192, 1024, device="cuda")
+    for _ in range(100):
+        x = x - 0.1 * model(x)
+
+
 class Residual(nn.Module):
     """Blocks in a loop of its forward, each added to what the forward was given."""
 

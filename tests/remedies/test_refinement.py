@@ -71,6 +71,7 @@ from tests.programs.growing_loops import (
     only_weights,
     queues,
     recurs_within_a_turn,
+    samples_with_its_graph,
     stacks_losses,
     sums_before_a_backward,
     sums_by_name,
@@ -296,6 +297,7 @@ def test_losses_of_a_step_in_a_list_are_walked_back_in_their_turns(function):
     [
         (keeps_losses, 600 * MIB, Cause.LEAK_OR_RETAINED_REFERENCE, "calls_alive"),
         (validates_too_much_at_once, 600 * MIB, Cause.ACTIVATIONS, "phase_evaluation"),
+        (samples_with_its_graph, 1200 * MIB, Cause.ACTIVATIONS, "phase_forward"),
         (keeps_outputs_over_steps, 600 * MIB, Cause.LEAK_OR_RETAINED_REFERENCE, "earlier_steps_alive"),
         (accumulates, 300 * MIB, Cause.ACTIVATIONS, "category_fills"),
         (only_weights, 100 * MIB, Cause.WEIGHTS_TOO_BIG, None),

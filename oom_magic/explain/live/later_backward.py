@@ -24,7 +24,8 @@ Frames = Sequence[tuple[FrameType, TracebackType]]  # innermost first
 
 
 def calls_are_of_one_graph(error: BaseException | None) -> bool:
-    """Whether the user's line that failed is in or behind a loop that makes what a backward after it begins from."""
+    """Whether the user's line that failed is in or behind a loop that makes what a backward after it begins from, or in
+    one without a backward whose turns go on from each other's graph, as one that samples does."""
     if error is None or error.__traceback__ is None or "torch" not in sys.modules:
         return False
     from oom_magic.explain.live.frames import deepest_frames  # loads torch
@@ -42,7 +43,9 @@ def calls_are_of_one_graph(error: BaseException | None) -> bool:
     repeating = [node for one in (*before, *loops[-1:]) for node in ast.walk(one) if isinstance(node, _REPEATING)]
     makes_many = any(not any(map(is_backward, ast.walk(node))) for node in repeating)
     names = {name for body, at in path[-1:] for name in _targets(body[at])}
-    return makes_many and is_walked_back_later(names, trace.tb_lineno, frames[first:])
+    return makes_many and (
+        is_walked_back_later(names, trace.tb_lineno, frames[first:]) or _goes_on_from_graph(trace.tb_lineno, frame)
+    )
 
 
 def is_walked_back_later(names: Iterable[str], line: int, frames: Frames) -> bool:
@@ -90,6 +93,16 @@ def carried_names(line: int, frame: FrameType) -> list[str]:
         read |= {node.id for node in nodes if not is_stored(node)} - bound
         bound |= {node.id for node in nodes if is_stored(node)}
     return sorted(read & bound)
+
+
+def _goes_on_from_graph(line: int, frame: FrameType) -> bool:
+    """Whether the innermost loop around a line has no backward, and a turn begins from a result of the turn before."""
+    loop = _innermost_loop(line, frame)
+    if loop is None or any(map(is_backward, ast.walk(loop))):
+        return False
+    values = [frame.f_locals.get(name) for name in carried_names(line, frame)]
+    parts = [part for one in values for part in (one if isinstance(one, (tuple, list)) else (one,))]
+    return any(isinstance(one, sys.modules["torch"].Tensor) and one.grad_fn is not None for one in parts)
 
 
 def _innermost_loop(line: int, frame: FrameType) -> ast.stmt | None:
