@@ -11,6 +11,7 @@ from oom_magic.explain.evidence.causes import Cause, Evidence
 from oom_magic.explain.live.holders import earlier_bytes
 from oom_magic.explain.live.refinement import (
     refine_with_remedy,
+    refine_with_request,
     refine_with_turns,
     without_activations,
     without_fragmentation,
@@ -188,6 +189,7 @@ def _rehearsed(
         is_told = held_only > 0 or (situation.is_leaking and rehearsal.calls_followed > 0)
         evidence = diagnosis.evidence if is_told else (*diagnosis.evidence, fits)
         return replace(diagnosis, evidence=evidence, remedies=unpriced_remedies(diagnosis, _FITS))
+    diagnosis = refine_with_request(diagnosis, evaluator.baseline)
     diagnosis = without_held(diagnosis, evaluator.baseline, evaluator.needed_bytes - situation.usable_bytes)
     if not evaluator.is_in_pieces:
         diagnosis = without_fragmentation(diagnosis, evaluator.baseline)

@@ -16,6 +16,7 @@ from oom_magic.explain.live.refinement import (
     refine_with_call,
     refine_with_loop,
     refine_with_remedy,
+    refine_with_request,
     without_activations,
 )
 from oom_magic.explain.messages.failure import Failure
@@ -310,6 +311,26 @@ def test_the_record_settles_the_cause(function, memory, cause, key):
     keys = [one.key for one in diagnosis.evidence]
     assert key is None or key in keys
     assert "whose_not_said" not in keys
+
+
+def test_what_a_backward_asks_for_is_found_in_its_rehearsal():
+    """Frames end at ``loss.backward()``: on a real card activations were told, on a pretend card the logits."""
+
+    def step():
+        layer, x = nn.Linear(1024, 8192).cuda(), torch.zeros(8192, 1024, device="cuda")
+        labels = torch.zeros(8192, dtype=torch.long, device="cuda")
+        loss = torch.nn.functional.cross_entropy(layer(x), labels)
+        loss.backward()
+
+    session = DrySession("RTX 3060", memory=700 * MIB + session_context(), has_bar=False)
+    session.run(step)
+    diagnosis = explain(session.exception, lang="en")  # no report, as on a real card
+    assert (diagnosis.cause, diagnosis.phase, diagnosis.tensors) == (Cause.ACTIVATIONS, "backward", ())
+    found = refine_with_request(diagnosis, DrySession("RTX 3060", has_bar=False).run(step))
+    assert (found.cause, found.tensors[0].name) == (Cause.LOGITS_OR_LOSS, "logits_gradient")
+    assert found.tensors[0].formula == "_log_softmax_backward_data = 256.00 MiB"
+    small = DrySession("RTX 3060", has_bar=False).run(lambda: nn.Linear(8, 8).cuda()(torch.ones(8, 8).cuda()))
+    assert refine_with_request(diagnosis, small) is diagnosis
 
 
 def test_the_result_under_autocast_is_named():

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.explain.evidence.tensors import TensorCandidate
+from oom_magic.explain.evidence.tensors import TensorCandidate, requested_window
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.units import format_bytes
 
@@ -20,6 +20,7 @@ _KINDS = {
     "nll_loss_backward": "logits_gradient",
     "_log_softmax_backward_data": "logits_gradient",
 }
+_AS_FULL = 0.02  # of what was allocated: a message rounds it, and counts what allocations are rounded up to
 _PHASES = {"forward": "forward", "backward": "backward", "optimizer": "optimizer_step"}
 
 
@@ -77,6 +78,31 @@ def _with_shape(candidate: TensorCandidate, live: LiveFailure) -> TensorCandidat
     is_of_the_loss = candidate.name in _KINDS.values()
     formula = formula_over_vocabulary(live, candidate.num_bytes) if is_of_the_loss else ""
     return replace(candidate, formula=formula or candidate.formula)
+
+
+def located_in_rehearsal(report: MemoryReport, failure: Failure) -> FailureLocation:
+    """What was refused in a backward, whose operators no frame shows: the first request of that size in the backward
+    of a rehearsal that is made with as much allocated, if it is of a known kind."""
+    import numpy as np  # imported here, since explaining a text does not need it
+
+    from oom_magic.memory.timeline import PHASES, Phase
+
+    window, timeline = requested_window(failure), report.timeline
+    if window is None or not failure.allocated_bytes:
+        return UNKNOWN_LOCATION
+    is_made = timeline.order >= 0
+    made = np.where(is_made, timeline.order, ~timeline.order)
+    sizes = timeline.requested_bytes[made]
+    before = np.cumsum(np.where(is_made, sizes, -sizes)) - sizes
+    fits = (window[0] <= sizes) & (sizes <= window[1]) & (timeline.phase[made] == PHASES.index(Phase.BACKWARD))
+    is_as_full = np.abs(before - failure.allocated_bytes) <= _AS_FULL * failure.allocated_bytes
+    for one in made[is_made & fits & is_as_full][:1].tolist():
+        operator = timeline.operators[timeline.operator[one]].rpartition("::")[2]
+        if operator in _KINDS:
+            num_bytes = int(timeline.requested_bytes[one])
+            formula = f"{operator} = {format_bytes(num_bytes)}"
+            return FailureLocation((TensorCandidate(_KINDS[operator], formula, num_bytes, 1.0),), phase="backward")
+    return UNKNOWN_LOCATION
 
 
 def _agrees(recorded: OutOfMemory, failure: Failure) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement
+from oom_magic.explain.live.location import located_in_rehearsal
 from oom_magic.memory.categories import CATEGORIES, Category
 
 if TYPE_CHECKING:
@@ -142,6 +143,20 @@ def refine_with_turns(diagnosis: Diagnosis, num_turns: int, turn_bytes: int, nee
     if not is_step or 2 * grown < needed_bytes:
         return diagnosis
     return replace(diagnosis, cause=Cause.ACTIVATIONS, confidence=Confidence.LIKELY)
+
+
+def refine_with_request(diagnosis: Diagnosis, report: MemoryReport) -> Diagnosis:
+    """The diagnosis of a failed backward of a step that is too large, with the tensor that its rehearsal asks for
+    there, if that is of the logits."""
+    failure = diagnosis.main_failure
+    is_open = diagnosis.cause is Cause.ACTIVATIONS and diagnosis.confidence is not Confidence.CERTAIN
+    if failure is None or not is_open or diagnosis.phase != "backward" or diagnosis.tensors:
+        return diagnosis
+    found = located_in_rehearsal(report, failure).candidates
+    if not found:
+        return diagnosis
+    evidence = (*diagnosis.evidence, Evidence("tensor_seen", {"formula": found[0].formula}))
+    return replace(diagnosis, cause=Cause.LOGITS_OR_LOSS, evidence=evidence, tensors=found)
 
 
 def refine_with_call(
