@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 
@@ -60,7 +61,7 @@ class OtherOptimizer(Change):
 
     def __init__(self, kind: type[torch.optim.Optimizer]) -> None:
         self.kind = kind
-        self._classes: list[tuple[torch.optim.Optimizer, type]] = []
+        self._classes: list[tuple[ReferenceType[torch.optim.Optimizer], type]] = []  # what the run drops goes
 
     def check(self, model: torch.nn.Module) -> None:
         """Some optimizer must be of another class, none a method of its own that evaluates the loss repeatedly."""
@@ -76,7 +77,7 @@ class OtherOptimizer(Change):
                 continue
             groups = [{"params": group["params"]} for group in optimizer.param_groups]
             made = self.kind(groups, lr=float(optimizer.param_groups[0].get("lr") or 1e-3))  # type: ignore[call-arg]
-            self._classes.append((optimizer, type(optimizer)))
+            self._classes.append((ref(optimizer), type(optimizer)))
             optimizer.__class__ = type(made)  # every reference to the optimizer now leads to the other one
             vars(optimizer).clear()
             vars(optimizer).update(vars(made))
@@ -106,8 +107,9 @@ class OtherOptimizer(Change):
             with steps_hooked(self._before_step):
                 yield
         finally:
-            for optimizer, kind in self._classes:
-                optimizer.__class__ = kind
+            for reference, kind in self._classes:
+                if (optimizer := reference()) is not None:
+                    optimizer.__class__ = kind
             self._classes.clear()
 
 
