@@ -144,7 +144,7 @@ def _pieces(word: str, width: int) -> Iterator[str]:
         if piece and (between or cut):
             yield piece
             piece = ""
-        elif piece and display_width(piece + character) > width:
+        while piece and display_width(piece + character) > width:
             end = _last_cut(piece, character)
             yield piece[:end]
             piece = piece[end:]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oom_magic.__main__ import FITS, NOT_KNOWN, exit_code
@@ -141,6 +141,7 @@ def test_wide_characters_take_two_columns() -> None:
 
 
 @given(st.text(alphabet="ab 显存,。、/_-()", max_size=200), st.integers(4, 40))
+@example("__、、", 4)
 def test_wrapping_loses_nothing_and_keeps_the_width(text: str, width: int) -> None:
     lines = wrap(text, width)
     assert "".join("".join(lines).split()) == "".join(text.split())
