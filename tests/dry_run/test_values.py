@@ -282,3 +282,23 @@ def test_what_a_tensor_grows_by_is_unknown() -> None:
         assert zeros.tolist() == [1.0] * 4
 
     assert any("assumed: 1.0" in one.text for one in om.dry_run(program).assumptions)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("sides", [(64,), ()])
+def test_least_squares_of_unknown_values_have_their_shapes(device: str, sides: tuple[int, ...]) -> None:
+    """Splines are fitted on the host when a Kolmogorov-Arnold network is made. CUDA has the driver "gels"."""
+    shapes = []
+
+    def solve(device: str, how: str) -> None:
+        a = torch.rand(784, 9, 8) if sides else torch.rand(70_000, 8)
+        b = torch.rand(*a.shape[:-1], *sides)
+        found = torch.linalg.lstsq(a.to(device), b.to(device), driver=how)
+        assert found.solution.device.type == device
+        shapes.append([one.shape for one in found])
+
+    for how in ("gels",) if device == "cuda" else ("gels", "gelsy", "gelsd"):
+        solve("cpu", how)
+        report = observed(solve, device, how, gpu="T4")
+        assert shapes[-1] == shapes[-2]
+    assert any("linalg_lstsq" in one.text for one in report.assumptions) == (device == "cuda")

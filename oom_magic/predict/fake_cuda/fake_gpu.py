@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -252,7 +253,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         if func.namespace == "prims" and place is Place.GPU:  # PyTorch infers the shape of zeros with it
             return self.without_memory(func(*args, **kwargs), place)
         if place is not Place.GPU:
-            out = func(*args, **kwargs)
+            out = self._or_fallback(partial(func, *args, **kwargs), func, args, kwargs)
             self.adopt_all(out, place, "", Phase.OTHER)
             return out
         if card < 0:
@@ -298,16 +299,23 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
     def _kernel(self, operator: Operator, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if operator.check is not None:
             operator.check(args)
+        known = partial(self._known_outputs.of, func, operator.name, args, kwargs, self.operators.fused)
+        made = self._or_fallback(known, func, args, kwargs)
+        if operator.is_uncounted:
+            self.values.assume_uncounted(func)
+        return made
+
+    def _or_fallback(
+        self, make: Callable[[], Any], func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What ``make`` returns, or what stands for it where PyTorch cannot tell a shape without data."""
         try:
-            made = self._known_outputs.of(func, operator.name, args, kwargs, self.operators.fused)
+            return make()
         except (NotImplementedError, RuntimeError) as error:
             run = find_fallback(error)
             if run is None:
                 raise
             return run(self, func, args, kwargs)
-        if operator.is_uncounted:
-            self.values.assume_uncounted(func)
-        return made
 
     def results_of(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], known: Any) -> Any:
         """The results of an operator on the current card whose values, and so sizes, are known."""

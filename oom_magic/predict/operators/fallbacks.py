@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
@@ -13,9 +13,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from oom_magic.language import _
-
-if TYPE_CHECKING:
-    from oom_magic.predict.fake_cuda.places import FakeDevice
+from oom_magic.predict.fake_cuda.places import FakeDevice, Place
 
 aten = torch.ops.aten
 
@@ -31,7 +29,25 @@ _LIKE_ARGUMENTS = {
 }
 
 
-_Fallback = Callable[["FakeDevice", OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+def _least_squares(
+    gpu: FakeDevice, a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[torch.Tensor, ...]:
+    """aten/src/ATen/native/BatchLinearAlgebra.cpp, ``linalg_lstsq``: solution, residuals, rank and singular values;
+    those that a driver does not compute are empty. CUDA has one driver."""
+    driver = driver or ("gels" if gpu.place(a) is Place.GPU else "gelsy")
+    *batch, num_rows, num_columns = a.shape
+    sides = b.shape[a.dim() - 1 :]  # none where there is one right-hand side
+    has_residuals = num_rows > num_columns and driver != "gelsy"
+    return (
+        a.new_empty((*batch, num_columns, *sides)),
+        a.new_empty((*batch, *(sides or (1,))) if has_residuals else 0),
+        a.new_empty(0 if driver == "gels" else batch, dtype=torch.long),
+        a.new_empty((*batch, min(num_rows, num_columns)) if driver in ("gelsd", "gelss") else 0),
+    )
+
+
+_SHAPED: dict[OpOverload, Callable[..., Any]] = {aten.linalg_lstsq.default: _least_squares}
+_Fallback = Callable[[FakeDevice, OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def find_fallback(error: Exception) -> _Fallback | None:
@@ -59,6 +75,8 @@ def _run_without_kernel(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...]
     if decomposition is not None:
         with gpu:
             return decomposition(*args, **kwargs)
+    if func in _SHAPED:
+        return _SHAPED[func](gpu, *args, **kwargs)
     if func in _LIKE_ARGUMENTS:
         like = [torch.empty_like(args[k], memory_format=torch.contiguous_format) for k in _LIKE_ARGUMENTS[func]]
         return tuple(like) if len(like) > 1 else like[0]
