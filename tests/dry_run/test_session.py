@@ -424,3 +424,24 @@ def test_what_a_model_computes_without_a_graph_is_saved_for_no_backward() -> Non
 
     (of_evaluation, temporary), (saved, _rest) = shares(grad=False), shares(grad=True)
     assert of_evaluation == 0 and temporary > 2**28 < saved
+
+
+def test_a_module_may_return_its_parameters_as_a_list() -> None:
+    """As learners of MAML do: the dry run asked for the next one of it."""
+
+    class Learner(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(8, 8))])
+
+        def parameters(self, recurse: bool = True) -> Any:
+            return self.kept
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.kept[0]
+
+    def program() -> None:
+        learner = Learner().cuda()
+        learner(torch.ones(2, 8, device="cuda")).sum().backward()
+
+    assert om.dry_run(program, gpu="T4").peak_allocated_bytes

@@ -459,7 +459,7 @@ class Training:
 
 
 def _is_model(module: torch.nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
+    return next(iter(module.parameters()), None) is not None  # a class of the user's may return a list
 
 
 def _weights_of(module: torch.nn.Module) -> list[torch.Tensor]:

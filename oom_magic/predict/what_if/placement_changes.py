@@ -137,14 +137,14 @@ def _layers_by_card(model: torch.nn.Module) -> Counter[torch.device]:
     parts = [model, *model.children()] if type(model) is not torch.nn.Sequential else [model]
     found: Counter[torch.device] = Counter()
     for chain in (part for part in parts if type(part) is torch.nn.Sequential):
-        weight = next(chain.parameters(), None)
+        weight = next(iter(chain.parameters()), None)
         if weight is not None and weight.device.type == "cuda":
             found[weight.device] += len(chain)
     return found or Counter({card: n for card, n in _blocks_by_device(model).items() if card.type == "cuda"})
 
 
 def _blocks_by_device(model: torch.nn.Module) -> Counter[torch.device]:
-    first = (next(block.parameters(), None) for block in repeated_blocks(model))
+    first = (next(iter(block.parameters()), None) for block in repeated_blocks(model))
     return Counter(weight.device for weight in first if weight is not None)
 
 
