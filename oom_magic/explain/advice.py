@@ -13,6 +13,7 @@ from oom_magic.explain.live.refinement import (
     refine_with_remedy,
     refine_with_request,
     refine_with_turns,
+    settled,
     without_activations,
     without_fragmentation,
     without_held,
@@ -192,7 +193,7 @@ def _rehearsed(
     diagnosis = refine_with_request(diagnosis, evaluator.baseline)
     diagnosis = without_held(diagnosis, evaluator.baseline, evaluator.needed_bytes - situation.usable_bytes)
     if not evaluator.is_in_pieces:
-        diagnosis = without_fragmentation(diagnosis, evaluator.baseline)
+        diagnosis = settled(without_fragmentation(diagnosis, evaluator.baseline), evaluator.baseline)
     diagnosis = without_activations(diagnosis, evaluator.baseline, situation.usable_bytes)
     if rehearsal.steps_differ:
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, Evidence("steps_differ", steps)))

@@ -17,6 +17,7 @@ from oom_magic.explain.live.refinement import (
     refine_with_loop,
     refine_with_remedy,
     refine_with_request,
+    settled,
     without_activations,
 )
 from oom_magic.explain.messages.failure import Failure
@@ -446,3 +447,8 @@ def test_a_step_that_is_little_beside_the_rest_is_not_the_cause(kind, width, bat
     diagnosis = replace(explain("CUDA out of memory"), cause=Cause.ACTIVATIONS, confidence=Confidence.LIKELY)
     assert session.report is not None
     assert without_activations(diagnosis, session.report, int(gib * GIB)).cause == cause
+    if gib == 0.4:  # where the rest alone fits, what fills most is the cause of a failure that was left open
+        left_open = replace(diagnosis, cause=Cause.UNKNOWN, confidence=Confidence.OPEN)
+        found = settled(left_open, session.report)
+        assert (found.cause, found.evidence[-1].key) == (cause, "category_fills_rehearsed")
+        assert settled(found, session.report) is found

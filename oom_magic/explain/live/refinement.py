@@ -227,9 +227,15 @@ def without_held(diagnosis: Diagnosis, report: MemoryReport, lacking_bytes: int)
     return _settled_by(report, diagnosis, Evidence("held_is_not_it"))
 
 
-def _settled_by(report: MemoryReport, diagnosis: Diagnosis, found: Evidence) -> Diagnosis:
+def settled(diagnosis: Diagnosis, report: MemoryReport) -> Diagnosis:
+    """The diagnosis of a failure whose numbers and frames leave the cause open: it is what fills the card in the run
+    as it was rehearsed."""
+    return _settled_by(report, diagnosis) if diagnosis.cause is Cause.UNKNOWN else diagnosis
+
+
+def _settled_by(report: MemoryReport, diagnosis: Diagnosis, *found: Evidence) -> Diagnosis:
     """The diagnosis, its cause what fills the card in this run, as ``found`` says that it is not the one named."""
-    evidence = (*diagnosis.evidence, found)
+    evidence = (*diagnosis.evidence, *found)
     judgement = _by_category(Judgement(Cause.UNKNOWN, evidence, Confidence.OPEN), report)
     if judgement.cause is Cause.UNKNOWN:
         return diagnosis
