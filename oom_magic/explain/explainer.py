@@ -19,7 +19,8 @@ from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judge
 from oom_magic.explain.evidence.clues.environment import limits_in
 from oom_magic.explain.evidence.clues.story import Story
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
-from oom_magic.explain.evidence.judging import excluded_causes, judge, main_failure
+from oom_magic.explain.evidence.excluded import excluded_causes
+from oom_magic.explain.evidence.judging import judge, main_failure
 from oom_magic.explain.evidence.measured.calibration import calibrated
 from oom_magic.explain.evidence.rules.numbers import facts_about, is_held_by_others, judge_tip
 from oom_magic.explain.evidence.tensors import (

@@ -13,7 +13,7 @@ from oom_magic.explain.evidence.checks import device_tool
 from oom_magic.explain.evidence.checks import is_settled as is_seen_already
 from oom_magic.explain.evidence.clues.programs import PROGRAMS_BY_KEY
 from oom_magic.explain.evidence.grounds import speaks_for_another
-from oom_magic.explain.evidence.judging import meaning_of
+from oom_magic.explain.evidence.meanings import meaning_of
 from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.told import says_only_killed, says_only_trouble
@@ -123,7 +123,8 @@ def _title(diagnosis: Diagnosis) -> str:
         is_killed, is_trouble = says_only_killed(failure.text), says_only_trouble(failure.text)
         said = "title_told" if is_trouble else "title_told_killed" if is_killed else "title_told_full"
         return translate(said, lang)
-    if diagnosis.cause in HOST_CAUSES and failure.is_oom is not None:
+    is_sure = failure.backend is None or diagnosis.confidence in (Confidence.LIKELY, Confidence.CERTAIN)
+    if diagnosis.cause in HOST_CAUSES and failure.is_oom is not None and is_sure:
         return translate("title_host", lang)
     if diagnosis.is_oom and failure.backend == "cpu":
         return translate("title_host", lang)

@@ -83,8 +83,12 @@ def test_the_halves(half):
 
 
 @pytest.mark.parametrize(
-    "name", ["record_calibration", "record_contradicted", pytest.param("record_precedents", marks=pytest.mark.slow)]
-)
+    "name",
+    [
+        "record_calibration", "record_contradicted", pytest.param("record_precedents", marks=pytest.mark.slow),
+        pytest.param("record_likeness", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_a_table_is_counted_from_its_reports(name):
     counts = record(name)
     assert counts.TABLE.read_text(encoding="utf-8") == counts.counted()

@@ -6,7 +6,6 @@ Where a text says little, similar public reports tell how often each cause was t
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -21,22 +20,19 @@ from oom_magic.explain.evidence.causes import (
     PossibleCause,
     Support,
 )
-from oom_magic.explain.evidence.checks import RESERVING, check_for, check_of_loading, check_of_open, is_pytorchs
+from oom_magic.explain.evidence.checks import check_for, check_of_loading, check_of_open
 from oom_magic.explain.evidence.clues.environment import ONE_MEMORY
-from oom_magic.explain.evidence.clues.programs import Program
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
+from oom_magic.explain.evidence.excluded import OF_HOST, contradicted, unshown
 from oom_magic.explain.evidence.grounds import grounded, shows_only_loading
+from oom_magic.explain.evidence.meanings import meaning_of
+from oom_magic.explain.evidence.measured.likeness import likeness
 from oom_magic.explain.evidence.measured.precedents import features_of, precedents
 from oom_magic.explain.evidence.rules.logs import SHRINKING
 from oom_magic.explain.evidence.rules.numbers import (
-    MIN_OTHERS_SHARE,
-    OF_WHAT_IT_HOLDS,
-    are_light,
-    holds_nothing,
     is_overflow,
     number_rules,
     observations,
-    others_bytes,
     overflow_rules,
 )
 from oom_magic.explain.evidence.rules.situations import situation_rules
@@ -54,11 +50,6 @@ _WEIGHTS = {Confidence.CERTAIN: 0.97, Confidence.LIKELY: 0.7, Confidence.POSSIBL
 _WHO_ASKED = 0.25
 _REFUSED_WITH_ROOM = 0.55
 _GROWTH_OF_RAM = {"memory_grows", "code_sums_tensors"}
-_OF_DEVICES = re.compile(
-    r"\b(?:v?gpus?|cuda|v-?ram|hip|rocm|mps|npu|device|graphics|video (?:card|memory))\b|显存|显卡", re.I
-)
-_OF_MACHINES = re.compile(r"\b(?:systems?|machines?|computers?|laptops?|pc|ram|ddr\d?)\b|系统|电脑", re.I)
-_OF_XLA_ON_TPU = re.compile(r"\bhbm\b|\bAborting compilation early\b", re.I)
 _LIBRARIES_ASK = ("third_party_cuda_oom", "cuda_driver_call")
 _MOST_POSSIBLE = 4
 # Below this degree, similar public reports are consulted; they alone never make a cause likely.
@@ -67,12 +58,10 @@ _MOST_BY_PRECEDENT = 0.55
 # How much the causes of similar reports count beside a text's own evidence.
 _WEIGHT_OF_PRECEDENTS = 0.2
 _LEAST_SHARE = 0.01
+_USUAL_FROM = 0.4  # of similar reports: a cause of fewer comes before none that was weighed
+_NEVER_USUAL = frozenset({Cause.DRIVER_LEVEL, Cause.MEMORY_FRACTION_LIMIT})  # who asked; what a setting would show
 _BEYOND_PRECEDENT = 0.8
 # A request for less than this share of the device is not too big by itself.
-_ALONE_FROM_SHARE = 0.1
-_OWN_FILL = 0.85  # of a device that PyTorch itself fills: others could hold little
-_NO_BYTES = float("inf")
-_LARGE_DEVICE_BYTES = 16 * 1024**3  # where a message does not print the device's
 IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments", "learns", "uses_torch", "in_prose",
                   "names_adam"}  # fmt: skip
 _OF_MEMORY = {
@@ -84,9 +73,6 @@ _ABOUT_MEMORY = _OF_MEMORY | {
     "full_at_any_size", "smaller_share_helps", "shuts_down", "page_file", "spills", "keeps_graph", "takes_no_share",
     "adam_costs", "offload_helps", "counts_metrics", "crowds_one_device", "dense_pairs",
 }  # fmt: skip
-_OF_WEIGHTS = {"loads", "loaded", "merges", "saves", "generates_tokens", "smaller_model_works"}
-_WITHOUT_LARGE_MODELS = ("cupy", "rapids", "numba", "thrust", "boosting", "matlab", "tensorflow")
-_OF_LIMITS = {"names_share", "full_at_any_size", "smaller_share_helps"}
 _WORTH_NAMING = 0.12
 _OF_THIS_RUN = 0.6  # what a text says of its own run counts more than what is usual
 # Evidence that says how likely a cause is of runs in general, not of this one.
@@ -155,7 +141,6 @@ _FIXED: dict[str, tuple[Cause, Confidence]] = {
     "ipex_4gb": (Cause.REQUEST_ALONE_TOO_BIG, Confidence.CERTAIN),
 }
 _OF_ANY_CPP = "bad_alloc"  # what operator new raises, and allocators with its interface
-_OF_HOST = {"speaks_of_ram", "host_fills", "computes_on_host", "killed"}
 _VRAM = {"speaks_of_gpu", "speaks_of_memory"}
 _OPEN = (Cause.UNKNOWN, Confidence.OPEN)
 # What fills a device; a message that is about the host's memory by its kind has none of these causes.
@@ -202,11 +187,15 @@ def _judged(failure: Failure | None, text: str, clues: Clues) -> Judgement:
     is_guess = failure is None or failure.is_oom is None or bool(failure.words)
     possible = _weighed(supports, failure, clues, _CERTAIN_FROM - 0.01 if is_guess else 1.0)
     if _resembles_reports(failure, clues):
-        shares = precedents().shares(features_of(text, failure, clues))
+        features = features_of(text, failure, clues)
+        shares = precedents().shares(features)
         if not (possible and possible[0].degree >= _CLEAR_FROM):
             likely = _by_precedent(failure, clues, shares)
             possible = _weighed([*supports, *likely], failure, clues, _LIKELY_FROM - 0.01)
         possible = _tempered(possible, shares)
+        is_open = not possible or possible[0].confidence is Confidence.OPEN
+        if is_open and not _only_asks(failure):
+            possible = _as_usual(possible, failure, clues, likeness().shares(features))
     possible = (*sorted(_as_late(possible, clues), key=lambda one: -one.degree),)
     possible = _with_growth_of_ram(possible)
     best = possible[0] if possible else None
@@ -244,66 +233,14 @@ def _by_precedent(failure: Failure | None, clues: Clues, shares: Mapping[Cause, 
     is_of_device = failure is not None and failure.backend not in (None, "cpu") and "host_fills" not in told
     is_of_device = is_of_device or "ram_is_free" in told
     is_of_device = is_of_device or (
-        failure is None and not _OF_HOST & told and told >= _VRAM and not ONE_MEMORY & set(clues.systems)
+        failure is None and not OF_HOST & told and told >= _VRAM and not ONE_MEMORY & set(clues.systems)
     )
-    impossible = (HOST_CAUSES if is_of_device else frozenset()) | _contradicted(failure) | _unshown(failure, clues)
+    impossible = (HOST_CAUSES if is_of_device else frozenset()) | contradicted(failure) | unshown(failure, clues)
     impossible |= {Cause.OTHER_PROCESS} if {"device_idle", "alone"} & told else frozenset()
+    impossible |= {Cause.OPTIMIZER_STATE} if clues.trains_few and "at_optimizer" not in told else frozenset()
     likely = ((cause, share) for cause, share in shares.items() if cause not in impossible)
     for cause, share in islice(likely, _MOST_POSSIBLE):
         yield Support(cause, _MOST_BY_PRECEDENT * math.sqrt(share), Evidence("precedents"))
-
-
-def excluded_causes(failure: Failure | None, clues: Clues) -> frozenset[Cause]:
-    """Causes that a text rules out: by its message's device or numbers, or as its author saw what they would fill."""
-    told = clues.run.told
-    words = "" if failure is None else failure.words
-    is_of_device = failure is not None and failure.backend not in (None, "cpu") and "host_fills" not in told
-    if words and (_OF_MACHINES.search(words) or _OF_DEVICES.search(words)):
-        is_of_device = _OF_DEVICES.search(words) is not None
-    elif not _OF_HOST & told and (failure is None or words):
-        is_of_device = True  # nothing speaks of RAM
-    excluded = (HOST_CAUSES if is_of_device or "ram_is_free" in told else frozenset()) | _contradicted(failure)
-    excluded |= {Cause.OTHER_PROCESS} if {"device_idle", "alone"} & told else frozenset()
-    if are_light(failure, clues) or (clues.program is not None and clues.program.program.key in _WITHOUT_LARGE_MODELS):
-        excluded |= {Cause.WEIGHTS_TOO_BIG}
-    return excluded | (_unshown(failure, clues) & {Cause.MEMORY_FRACTION_LIMIT, Cause.SYSMEM_FALLBACK})
-
-
-def _unshown(failure: Failure | None, clues: Clues) -> frozenset[Cause]:
-    """Causes that need something the text shows no sign of: a limit that was set, a model, a large tensor, Windows."""
-    takes_share = clues.program is not None and clues.program.program.key in RESERVING
-    takes_share = takes_share or (failure is not None and failure.backend == "mps")
-    told = clues.run.told
-    has_weights = (
-        clues.weights_bytes or clues.phase in ("loading", "saving") or not clues.has_prose or _OF_WEIGHTS & told
-    )
-    has_weights = has_weights or (clues.program is not None and not clues.program.program.trains)
-    has_size = failure is not None and (failure.requested_bytes is not None or failure.shape is not None)
-    shown = {
-        Cause.MEMORY_FRACTION_LIMIT: takes_share or _OF_LIMITS & clues.run.told,
-        Cause.WEIGHTS_TOO_BIG: has_weights and not are_light(failure, clues),
-        Cause.REQUEST_ALONE_TOO_BIG: has_size or clues.array_bytes or clues.inputs or not clues.has_prose,
-        Cause.SYSMEM_FALLBACK: {"Windows", "WSL"} & set(clues.systems),
-    }
-    return frozenset(cause for cause, is_shown in shown.items() if not is_shown)
-
-
-def _contradicted(failure: Failure | None) -> frozenset[Cause]:
-    """Causes that a message's own numbers rule out, whatever the causes of similar reports were."""
-    if failure is None or failure.requested_bytes is None:
-        return frozenset()
-    found = set()
-    total = failure.total_bytes
-    if failure.requested_bytes < (_LARGE_DEVICE_BYTES if total is None else total * _ALONE_FROM_SHARE):
-        found.add(Cause.REQUEST_ALONE_TOO_BIG)
-    others = others_bytes(failure)
-    has_few = others is not None and others < (failure.total_bytes or 0) * MIN_OTHERS_SHARE
-    if has_few or (failure.pytorch_bytes or 0) >= (failure.total_bytes or _NO_BYTES) * _OWN_FILL:
-        found.add(Cause.OTHER_PROCESS)
-    has_little_free = failure.backend == "jax" and (failure.free_bytes or 0) < failure.requested_bytes  # none is told
-    if has_little_free or (failure.stuck_bytes is not None and 2 * failure.stuck_bytes < failure.requested_bytes):
-        found.add(Cause.FRAGMENTATION)
-    return frozenset(found | OF_WHAT_IT_HOLDS if holds_nothing(failure) else found)
 
 
 def _tempered(possible: Sequence[PossibleCause], shares: Mapping[Cause, float]) -> tuple[PossibleCause, ...]:
@@ -322,6 +259,30 @@ def _tempered(possible: Sequence[PossibleCause], shares: Mapping[Cause, float]) 
         degree = min(one.degree, found[-1].degree) if found else one.degree
         found.append(replace(one, degree=degree, confidence=_confidence(degree, one.evidence)))
     return tuple(found)
+
+
+def _only_asks(failure: Failure | None) -> bool:
+    return failure is not None and failure.format in _LIBRARIES_ASK
+
+
+def _as_usual(
+    possible: Sequence[PossibleCause], failure: Failure | None, clues: Clues, shares: Mapping[Cause, float]
+) -> tuple[PossibleCause, ...]:
+    """The causes of an answer that stays open: the one first that reports like the text had most often."""
+    is_of_device = "speaks_of_gpu" in clues.run.told and not OF_HOST & clues.run.told
+    excluded = _NEVER_USUAL | (HOST_CAUSES if is_of_device else frozenset())
+    likely = {cause: share for cause, share in shares.items() if share >= _USUAL_FROM and cause not in excluded}
+    usual = next(iter(_by_precedent(failure, clues, likely)), None)
+    if usual is None:
+        asked = [one for one in possible if one.cause is Cause.DRIVER_LEVEL]
+        others = [one for one in possible if one not in asked]
+        least = min((one.degree for one in others), default=1.0)
+        return (*others, *(replace(one, degree=min(one.degree, least)) for one in asked))
+    made = _possible(usual.cause, [usual], failure, clues, _LIKELY_FROM - 0.01)
+    first = next((one for one in possible if one.cause is usual.cause), made)
+    highest = max(one.degree for one in (first, *possible))
+    first = replace(first, degree=highest, confidence=Confidence.OPEN)
+    return (first, *(one for one in possible if one.cause is not usual.cause))[:_MOST_POSSIBLE]
 
 
 def _as_late(possible: Sequence[PossibleCause], clues: Clues) -> Iterator[PossibleCause]:
@@ -367,7 +328,7 @@ def _supports(failure: Failure | None, clues: Clues, text: str) -> Iterator[Supp
         return
     if failure is not None and failure.format in _FIXED:
         cause, confidence = _FIXED[failure.format]
-        if failure.format == _OF_ANY_CPP and "speaks_of_gpu" in clues.run.told and not _OF_HOST & clues.run.told:
+        if failure.format == _OF_ANY_CPP and "speaks_of_gpu" in clues.run.told and not OF_HOST & clues.run.told:
             confidence = Confidence.LIKELY  # a library's allocator for a device raises it, too
         named = [*named_tensor(failure, clues, text)] if failure.format == "mps_invalid_buffer" else []
         if named:  # what is too large for one buffer is known
@@ -431,17 +392,6 @@ def _meaning(failure: Failure, clues: Clues) -> Evidence:
     return meaning_of(failure, None if clues.program is None else clues.program.program)
 
 
-def meaning_of(failure: Failure, program: Program | None) -> Evidence:
-    """What a message without numbers means, by its format and the program that printed it."""
-    if failure.words:
-        return Evidence("meaning_told", {"words": failure.words})
-    if failure.format == "jax" and _OF_XLA_ON_TPU.search(failure.text):
-        return Evidence("meaning_xla_hbm")
-    is_torch = is_pytorchs(failure) and (program is None or program.is_torch)
-    is_elsewhere = failure.format == "cuda_error_oom" and not is_torch
-    return Evidence(f"meaning_{failure.format}{'_elsewhere' if is_elsewhere else ''}")
-
-
 def _weighed(
     supports: Sequence[Support], failure: Failure | None, clues: Clues, most: float = 1.0
 ) -> tuple[PossibleCause, ...]:
@@ -474,11 +424,8 @@ def _possible(
 
 def _distinct(reasons: Sequence[Support]) -> tuple[Evidence, ...]:
     """Each piece of evidence once."""
-    found: list[Evidence] = []
-    for one in reasons:
-        if one.evidence is not None and one.evidence not in found:
-            found.append(one.evidence)
-    return tuple(found)
+    found = [one.evidence for one in reasons if one.evidence is not None]
+    return tuple(one for number, one in enumerate(found) if one not in found[:number])
 
 
 def _is_of_all_runs(evidence: Sequence[Evidence], others: frozenset[str] = frozenset()) -> bool:

@@ -68,6 +68,7 @@ _ITEM_BYTES = {
     "int8": 1, "uint8": 1, "bool": 1,
 }  # fmt: skip
 _MAX_COUNT = 2**22
+_LARGEST_BATCH = 1024  # of sequences: above it, other dimensions than these were guessed
 _GUESS_DISCOUNT = 0.7
 _LEAST_FIT = 0.4  # of a tensor at a length that nobody named
 _COMMON_VALUES: dict[str, tuple[int, ...]] = {
@@ -309,6 +310,8 @@ def _solve(
     count = _roundest(-(-window[0] // unit), window[1] // unit) if solved else 1
     num_bytes = unit * count
     if not count or not window[0] <= num_bytes <= window[1] or (solved == ["seq"] and count > longest):
+        return None
+    if solved == ["batch"] and count > _LARGEST_BATCH:
         return None
     closeness = 1 - 0.3 * (window[1] - num_bytes) / max(1, window[1] - window[0])
     fit = shape.prior * closeness * _commonness(count)

@@ -151,6 +151,7 @@ EVIDENCE: Sentences = {
         "{other_bytes} are held outside PyTorch, which itself held {held_bytes}. JAX and TensorFlow reserve most of a"
         " device when they start."
     ),
+    "weight_is_made": "The operation that failed, {operation}, gives a new weight its first values.",
     "told_checkpoint_to_gpu": "Without map_location, torch.load() puts a checkpoint on the GPU that it was saved from.",
     "one_device_holds_more": ("What every process of a job starts or loads on the first GPU adds up there."),
     "one_device_gathers": "nn.DataParallel gathers all outputs on one GPU.",

@@ -138,11 +138,13 @@ def _preload_explanations() -> None:
     """Import and read what every explanation needs, so that the next one is fast."""
     import oom_magic.explain.advice
     import oom_magic.views.diagnosis  # noqa: F401
+    from oom_magic.explain.evidence.measured.likeness import likeness
     from oom_magic.explain.evidence.measured.precedents import precedents
     from oom_magic.explain.evidence.tensors import preset_dims
 
     load_language()
     precedents()
+    likeness()
     preset_dims()
 
 

@@ -191,7 +191,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"multi-?(?:turn|round)", r"(?:conversation|chat|dialog\w*)(?:'s)? (?:history|context|goes on|continues"
         r"|gets? long|grow)",
         r"(?:several|few|many|more|\d{1,6}) (?:\w+ )?(?:turns?|rounds?|messages|dialog\w*|questions|conversations)\b",
-        r"\bhistory (?:gets?|grows?|is) (?:too )?long",
+        r"\bhistory (?:gets?|grows?|is) (?:too )?long|\blines? of text back and forth\b",
         r"多轮(?:对话|交互|聊天)?|不断(?:交互|对话|提问)|随着(?:对话|交互|聊天|提问)"
         r"|历史(?:对话|记录|消息)|(?<!训练)(?<!验证)(?<!测试)(?<!评估)(?<!迭代)几轮(?!训练|验证|迭代)|轮对话",
     ),

@@ -26,7 +26,7 @@ _RISES = (
 _NEAR = r"(?:(?!\bnot?\b|n't|\bnever\b)[^.\n])"
 _NO_GPU = r"(?:(?!\bnot?\b|n't|\bgpu\b|cuda|vram)[^.;\n])"
 _SPENT = (
-    r"(?:exceed\w*|surpass\w*|explod\w*|exhaust\w*|\bfull\b|fill\w*|used? up|max\w* out"
+    r"(?:exceed\w*\b(?! 10 ?%)|surpass\w*|explod\w*|exhaust\w*|\bfull\b|fill\w*|used? up|max\w* out"
     r"|fully (?:used|utili[sz]ed)|saturat\w*|stays? (?:loaded|occupied)|insufficient|oom\b|ran out|runn?s? out"
     r"|running out|unsuffi\w+)"
 )
@@ -181,7 +181,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b(?:crash|fail|die|stop|break|kill)\w* (?:at|on|in|around|by) (?:\w+ ){0,2}\d{1,6}(?:st|nd|rd|th)"
         r" (?:iteration|request|run|call|image|prompt|step|batch|epoch|round|generation)",
         r"\b(?:gets|got|made it|makes it) to (?:the )?(?:iteration|step|batch|epoch) \d",
-        r"\breach(?:es|ed|ing)? (?:the )?(?:\d{1,4}(?:st|nd|rd|th)? |start_?|\w+ )?epoch",
+        r"\breach(?:es|ed|ing)? (?:the )?(?:\d{1,4}(?:st|nd|rd|th)? |start_?|\w+ )?epoch|\bepoch reach\w* \d{2} ?%",
     ),
     "room_at_start": said_as(
         r"(?:at (?:the )?(?:very )?(?:beginning|start|first)|in the beginning|initially|first (?:few|steps?|iter"
@@ -236,8 +236,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"计算图[^\n，。]{0,8}(?:释放|保留|[累积]积|越来越)", r"保存了?[^\n，。]{0,12}计算图",
     ),
     "lacks_no_grad": said_as(
-        r"\b(?:with|need|add\w*|using|without|missing|forg[eo]t\w*|should|lack\w*|wrap\w*|no|not|never)\b[^.\n]{0,24}"
-        r"(?:torch\.)?(?:no_grad|inference_mode)\b(?!\(\)\s?:)",
+        r"(?<!memory )\b(?:with|need|add\w*|using|without|missing|forg[eo]t\w*|should|lack\w*|wrap\w*|no|not|never)\b"
+        r"[^.\n]{0,24}(?:torch\.)?(?:no_grad|inference_mode)\b(?!\(\)\s?:)",
     ),
     "predicts_all": said_as(r"prediction_loss_only ?= ?False|compute_metrics ?=|include_inputs_for_metrics ?= ?True"),
     "takes_no_share": said_as(r"preallocat\w*[\"'\]]{0,3} ?[=:] ?[\"']?(?:false|0)\b"),

@@ -185,8 +185,13 @@ OTHERS_ON_DEVICE: dict[str, re.Pattern[str]] = {
         r"(?:restart|reboot)(?:ing|ed)?\b[^.\n]{0,40}(?:work|fix|solv|help|\bfine|\bok\b)",
         r"重启(?:机器|电脑|服务器|系统)[^\n]{0,12}(?:可以|好了|正常)",
     ),
+    "small_net": said_as(r"\b(?:efficient|mobile|shuffle|squeeze|ghost)-?net|\bresnet-?(?:18|34|50)\b"),
     "copies_of_model": said_as(
         r"\binstance[_ -]?(?:group|count)s?\b", r"\binstances of (?:the|a|this) (?:same )?(?:\w+ )?(?:model|engine)\b",
+        r"\b(?:models?|llm|pipe(?:line)?|engine) (?:is |are |gets? |was |being )(?:re-?)?"
+        r"(?:initiali[sz]|load|creat|instantiat)ed\b[^.\n]{0,16}"
+        r"\b(?:every|each) (?:new |single )?(?:request|call|query|message|time|prompt)\b",
+        r"\bload(?:s|ed|ing)? (?:the |my |a )?models? (?:\w+ )?(?:twice|(?:\d|two|three|several|multiple) times)\b",
         r"\b(?:multiple|several|two|more|\d{1,2}) (?:copies|replicas) of (?:the|a|this) (?:same )?"
         r"(?:\w+ )?(?:model|engine)\b",
     ),

@@ -205,7 +205,7 @@ PROGRAMS: tuple[Program, ...] = (
                 r"|partially_load",
                    Cause.WEIGHTS_TOO_BIG, 0.7, ("more_swapped", "comfy_fp8", "comfy_lowvram")),
             _stage("sampling", r"ldm[/\\]|common_ksampler|sample_\w+|apply_model|[KM]Sampler|SamplerCustom|Sampling \d+"
-                r"|attention\.py", Cause.ACTIVATIONS, 0.5, ("smaller_image", "comfy_lowvram", "comfy_fp8")),
+                r"|attention\.py|Img2Vid\b", Cause.ACTIVATIONS, 0.5, ("smaller_image", "comfy_lowvram", "comfy_fp8")),
         ),
         remedies=("smaller_image", "comfy_attention", "comfy_tiled", "comfy_cache_none", "comfy_fp8", "comfy_lowvram"),
         default_cause=(Cause.ACTIVATIONS, 0.3),

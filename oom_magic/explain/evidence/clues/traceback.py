@@ -109,7 +109,7 @@ _PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
             r"\bmodel ?= ?\w+\.(?:to\(|cuda\()", r"init_empty_weights", r"set_module_tensor_to_device",
             r"dispatch_model", r"\.prepare\(", r"\b(?:pipe|pipeline|module|net)\.(?:to\(|cuda\()",
             r"super\(\)\.to\(", r"\w*variables_initializer\(", r"torch[/\\]File\.lua", r"_init_param_handle"
-            r"|_sync_module_params",
+            r"|\bparam_init_net\b|_sync_module_params",
             r"\bin (?:prepare_model|_prepare_one|accelerator_setup"
             r"|model_to_device)\b",
         ),

@@ -25,6 +25,10 @@ _OPTIMIZER_SET_UP = re.compile(
     r"initialize_optimizer_states|_configure_zero_optimizer|_create_fp32_partitions"
     r"|\b(?:init|create)\w*_train_state\(|\bTrainState\.create\("
 )
+# TensorFlow's operations that give a new weight its first values.
+_FIRST_VALUES = re.compile(
+    r"\[Op:((?:RandomStandardNormal|TruncatedNormal|RandomUniform\w*|VarHandleOp))\]|[\w/]{1,80}/(Initializer/\w{1,40})"
+)
 _OPENED = re.compile(r"^(?:/dev/nvidia\d{1,2}:)?[ \t]{1,40}\S{1,40}[ \t]{1,20}\d{1,9} F\.{2,4}m?\s", re.M)  # fuser -v
 
 
@@ -32,6 +36,7 @@ def set_up_rules(failure: Failure | None, clues: Clues, text: str) -> Iterator[S
     """What a set-up puts on the device or in RAM, and what was there before it."""
     yield from _checkpoint(clues)
     yield from _host(failure, clues)
+    yield from _first_values(failure, text)
     yield from _at_start(failure, clues, text)
 
 
@@ -58,6 +63,15 @@ def _checkpoint(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("ranks_load_to_one"))
     elif "resumes" in told and "frees_at_end" not in told and clues.phase not in ("loading",) and not loads:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("checkpoint_kept"))
+
+
+def _first_values(failure: Failure | None, text: str) -> Iterator[Support]:
+    """A weight that TensorFlow makes: the operation that failed fills it for the first time."""
+    found = None if failure is None or failure.format != "tensorflow" else _FIRST_VALUES.search(text)
+    if found is not None:
+        made = Evidence("weight_is_made", {"operation": found.group(1) or found.group(2)})
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.6, made)
+        yield Support(Cause.ACTIVATIONS, -0.6)
 
 
 def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:

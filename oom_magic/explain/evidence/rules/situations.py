@@ -132,7 +132,8 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.HOST_RAM, 0.4, Evidence("told_shutdown") if has_two else None)
     if failure is not None and failure.format == "told_host":
         evidence = None if "killed" in told else Evidence("meaning_told", {"words": failure.words})
-        yield Support(Cause.HOST_RAM, 0.5, evidence)
+        is_warning = "exceeds 10% of system memory" in failure.words  # as TensorFlow's is, also where all goes well
+        yield Support(Cause.HOST_RAM, 0.2 if is_warning else 0.5, evidence)
     may_be = failure is None or failure.backend is None or failure.format == "told_host"
     if may_be and {"workers", "speaks_of_memory"} <= told and not {"one_worker", "trains_by_settings"} & told:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("told_workers"))
@@ -210,7 +211,7 @@ def _of_whole(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     yield from what_was_made(clues)
     is_heavy = clues.weights_bytes is not None and not are_light(failure, clues)
     is_in_vain = "smaller_input_no_help" in told or ("tried_size" in told and is_heavy)
-    if is_in_vain and not {"smaller_batch_helps", "after_while"} & told:
+    if is_in_vain and not {"smaller_batch_helps", "after_while", "small_net"} & told:
         is_of_optimizer = trains(clues) and not clues.trains_few
         cause = Cause.OPTIMIZER_STATE if is_of_optimizer else Cause.WEIGHTS_TOO_BIG
         yield Support(cause, 0.35, Evidence("smaller_input_no_help"))
@@ -434,6 +435,8 @@ def _growth_that_is_no_leak(clues: Clues) -> Iterator[Support]:
     if {"grows", "hears"} <= told and trains(clues) and not clues.faults:
         yield Support(Cause.ACTIVATIONS, 0.45, Evidence("recordings_vary"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.5)
+    elif "hears" in told and trains(clues) and not clues.faults:
+        yield Support(Cause.ACTIVATIONS, 0.3, Evidence("recordings_vary"))
 
 
 def _settings(clues: Clues) -> Iterator[Support]:
