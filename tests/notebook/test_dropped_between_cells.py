@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -159,6 +161,7 @@ def test_what_a_magic_runs_drops_it_too(
     assert not shell.ast_transformers
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="a generator does not refer to its function")
 def test_what_a_generator_of_the_users_holds_at_the_end_of_a_dry_cell_is_said_to_be_free_then(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
