@@ -385,7 +385,7 @@ def test_the_language_asked_for_is_the_sessions_and_not_the_environments(shell: 
     assert dict(os.environ) == before
     capsys.readouterr()
     shell.run_cell("%oom_explain none.log", store_history=True)
-    assert "没有文件" in capsys.readouterr().err
+    assert "既不是文件" in capsys.readouterr().err
     shell.run_line_magic("reload_ext", "oom_magic")
     monkeypatched = copy.copy(os.environ.get("OOM_MAGIC_LANG"))
     assert monkeypatched == before.get("OOM_MAGIC_LANG")
