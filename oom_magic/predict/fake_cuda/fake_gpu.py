@@ -299,11 +299,14 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
     def _kernel(self, operator: Operator, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if operator.check is not None:
             operator.check(args)
-        known = partial(self._known_outputs.of, func, operator.name, args, kwargs, self.operators.fused)
-        made = self._or_fallback(known, func, args, kwargs)
-        if operator.is_uncounted:
-            self.values.assume_uncounted(func)
-        return made
+
+        def made() -> Any:
+            known = self._known_outputs.of(func, operator.name, args, kwargs, self.operators.fused)
+            if operator.is_uncounted:
+                self.values.assume_uncounted(func)
+            return known
+
+        return self._or_fallback(made, func, args, kwargs)
 
     def _or_fallback(
         self, make: Callable[[], Any], func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -28,7 +28,7 @@ _UNCOUNTED = frozenset({  # of PyTorch's own those whose kernels take memory tha
     _aten._fft_r2c.default, _aten._linalg_det.default, _aten._linalg_eigh.default,
     _aten._linalg_slogdet.default, _aten._linalg_solve_ex.default, _aten._linalg_svd.default,
     _aten.linalg_cholesky_ex.default, _aten.linalg_eig.default, _aten.linalg_inv_ex.default,
-    _aten.linalg_lstsq.default, _aten.linalg_lu_factor_ex.default, _aten.linalg_qr.default,
+    _aten.linalg_lu_factor_ex.default, _aten.linalg_qr.default,
 })  # fmt: skip
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 # Functions that C++ calls on a subclass (such as a FakeTensor) from noexcept code, where an exception would end the

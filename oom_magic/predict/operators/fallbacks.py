@@ -76,6 +76,8 @@ def _run_without_kernel(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...]
         with gpu:
             return decomposition(*args, **kwargs)
     if func in _SHAPED:
+        if gpu.place(args[0]) is Place.GPU:
+            gpu.values.assume_uncounted(func)
         return _SHAPED[func](gpu, *args, **kwargs)
     if func in _LIKE_ARGUMENTS:
         like = [torch.empty_like(args[k], memory_format=torch.contiguous_format) for k in _LIKE_ARGUMENTS[func]]
