@@ -20,7 +20,7 @@ _OF_DEVICES = re.compile(
     r"\b(?:v?gpus?|cuda|v-?ram|hip|rocm|mps|npu|device|graphics|video (?:card|memory))\b|显存|显卡", re.I
 )
 _OF_MACHINES = re.compile(r"\b(?:systems?|machines?|computers?|laptops?|pc|ram|ddr\d?)\b|系统|电脑", re.I)
-_ALONE_FROM_SHARE = 0.1
+_ALONE_FROM_SHARE = 0.1  # of a device: a request for less is not too big by itself
 _OWN_FILL = 0.85  # of a device that PyTorch itself fills: others could hold little
 _NO_BYTES = float("inf")
 _LARGE_DEVICE_BYTES = 16 * 1024**3  # where a message does not print the device's

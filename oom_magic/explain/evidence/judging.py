@@ -61,7 +61,6 @@ _LEAST_SHARE = 0.01
 _USUAL_FROM = 0.4  # of similar reports: a cause of fewer comes before none that was weighed
 _NEVER_USUAL = frozenset({Cause.DRIVER_LEVEL, Cause.MEMORY_FRACTION_LIMIT})  # who asked; what a setting would show
 _BEYOND_PRECEDENT = 0.8
-# A request for less than this share of the device is not too big by itself.
 IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments", "learns", "uses_torch", "in_prose",
                   "names_adam"}  # fmt: skip
 _OF_MEMORY = {
