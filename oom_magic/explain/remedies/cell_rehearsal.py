@@ -40,6 +40,7 @@ from oom_magic.explain.remedies.rehearsal import (
 )
 from oom_magic.explain.remedies.room import names_needed
 from oom_magic.explain.remedies.sizes.inputs import dimensions_of, has_rows, sizes_of_inputs
+from oom_magic.explain.remedies.sizes.kinds import SIZES
 from oom_magic.explain.remedies.sizes.parameters import (
     SizeParameter,
     find_accumulation,
@@ -61,10 +62,8 @@ _ALL_STEPS = sys.maxsize  # of training; loops that evaluate may still be cut sh
 _SECONDS_TO_THE_END = 10  # of computing, of a run without optimizer steps
 _MOST_ROWS = 256  # of a model's inputs for one sample
 _SIZE_OF = {
-    "smaller_batch": "batch",
+    **{size.shrinking.key: what for what, size in SIZES.items()},
     "smaller_evaluation": "batch",
-    "shorter_sequences": "seq",
-    "smaller_pictures": "side",
     "later_evaluation": "evaluation",
 }
 
@@ -347,7 +346,7 @@ class CellRehearsal(ExecutedCell):
         parameter = self.parameters.get(what)
         if parameter is not None and parameter.is_named:
             return parameter.label
-        return {"batch": "batch_size", "seq": "seq_len", "side": "image_size", "evaluation": "eval_batch_size"}[what]
+        return SIZES[what].usual_name if what in SIZES else "eval_batch_size"
 
     @cached_property
     def names(self) -> Mapping[str, str]:

@@ -24,16 +24,9 @@ from oom_magic.explain.remedies.room import (
     needed_bytes,
     other_hardware,
 )
-from oom_magic.explain.remedies.sizes.fitting import divisors, largest_fitting, largest_smaller, smaller_sizes
-from oom_magic.explain.remedies.specs import (
-    SHRINKING,
-    STEP,
-    RemedySpec,
-    cost_of_halving,
-    mends_growth,
-    remedy_specs,
-    shrinking,
-)
+from oom_magic.explain.remedies.sizes.fitting import largest_fitting
+from oom_magic.explain.remedies.sizes.kinds import SIZES, Shrinking, divisors, shrinking
+from oom_magic.explain.remedies.specs import STEP, RemedySpec, mends_growth, remedy_specs
 from oom_magic.memory.allocator.segments import GRANULE_BYTES
 
 if TYPE_CHECKING:
@@ -116,7 +109,7 @@ class RemedyEvaluator:
     @property
     def keys(self) -> frozenset[str]:
         """The remedies that a rehearsal can evaluate; others change nothing in this run."""
-        sizes = {self._shrinking(what)[0] for what in SHRINKING if what in self._rehearsal.sizes}
+        sizes = {self._shrinking(what).key for what in SIZES if what in self._rehearsal.sizes}
         return frozenset({one.key for one in self._candidates} | sizes)
 
     @property
@@ -266,12 +259,11 @@ class RemedyEvaluator:
     def _groups(self) -> list[list[RemedySpec]]:
         """The candidates in groups, each by cost: harmless for the cause, other harmless, costly, what compiles."""
         worth = [one for one in self._candidates if self._is_possible(one) and one.helps(self.baseline)]
-        for what in SHRINKING:
-            key, cost, speed = self._shrinking(what)
+        for what, size in SIZES.items():
             if self._rehearsal.sizes.get(what, 1) > 1:
-                worth.append(
-                    RemedySpec(key, cost, speed, STEP, Variation(sizes={what: 0}), slot=key, combines=what == "batch")
-                )
+                way, combines = self._shrinking(what), size.is_made_up_for
+                smaller = Variation(sizes={what: 0})
+                worth.append(RemedySpec(way.key, way.cost, way.speed, STEP, smaller, slot=way.key, combines=combines))
         # If the memory between steps alone does not fit, it has to shrink first.
         is_full = between_steps_bytes(self.baseline) > self._situation.usable_bytes
         worth.sort(key=lambda one: (is_full and one.acts_on_step, one.cost))
@@ -296,8 +288,7 @@ class RemedyEvaluator:
         is_sized = candidate.variation is not None and candidate.variation.sizes
         return not is_sized and self.needed_bytes - candidate.most_saved(self.baseline) > self._situation.usable_bytes
 
-    def _shrinking(self, what: str) -> tuple[str, int, str]:
-        """Key, cost and effect on speed of making a size smaller."""
+    def _shrinking(self, what: str) -> Shrinking:
         return shrinking(what, self._is_evaluation and not self._rehearsal.is_step, self._rehearsal.compares_samples)
 
     def _evaluated(self, candidate: RemedySpec, is_wanted: bool = False) -> Iterator[Remedy]:
@@ -380,10 +371,9 @@ class RemedyEvaluator:
         Smaller batches are compensated by accumulating gradients, which is included in the need. Without another change
         the peak is that of the smaller batch alone. ``needed``: with the other change and the batch as it is, if known.
         """
-        key, cost, speed = self._shrinking(what)
-        before = self._rehearsal.sizes[what]
-        whole = self._global_batch or before
-        sizes = smaller_sizes(what, whole, before)
+        kind, way, before = SIZES[what], self._shrinking(what), self._rehearsal.sizes[what]
+        key, whole = way.key, self._global_batch or before
+        sizes = kind.smaller(whole, before)
         reports: dict[int, MemoryReport] = {}
         accumulated = partial(self._accumulated, key, whole)
 
@@ -395,9 +385,9 @@ class RemedyEvaluator:
 
         limits = (self._situation.safe_bytes, self._situation.usable_bytes)
         before_need, least = (before, needed or self.needed_bytes), between_steps_bytes(self.baseline)
-        fitting = (largest_smaller(what, need, sizes, before_need, least, limit) for limit in limits)
+        fitting = (largest_fitting(need, sizes, before_need, least, limit, kind.power) for limit in limits)
         after = next(filter(None, fitting), None) or min(reports)
-        cost += cost_of_halving(what, before, after)
+        cost = way.cost + kind.cost_of_halving(before, after)
         values = {"before": before, "after": after, "accumulation": whole // after, "name": self._rehearsal.label(what)}
         if key == "smaller_batch" and self._rehearsal.compares_samples:
             values["compared"] = after - 1
@@ -406,7 +396,7 @@ class RemedyEvaluator:
         if accumulated(after).changes and not base.parts and need(after) <= self._situation.usable_bytes:
             values["accumulated_peak_bytes"] = report.peak_allocated_bytes
             report = self._run(base.with_(Variation(sizes={what: after})))
-        remedy = self._with_saving(self._remedy(key, cost, speed, values), report, need(after))
+        remedy = self._with_saving(self._remedy(key, cost, way.speed, values), report, need(after))
         self._variations[identity_of(remedy)] = base.with_(accumulated(after)).with_(Variation(sizes={what: after}))
         return remedy
 

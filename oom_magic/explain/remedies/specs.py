@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.remedies.rehearsal import Variation
+from oom_magic.explain.remedies.sizes.kinds import SIZES
 from oom_magic.predict.silence import silenced
 
 if TYPE_CHECKING:
@@ -22,15 +23,6 @@ if TYPE_CHECKING:
 _LEAST_SHARE = 0.02
 STEP = ("activation", "temporary")  # memory that a step allocates and frees
 _LEAST_OF_TRITON = (7, 0)  # torch/_dynamo/device_interface.py, CudaInterface.is_triton_capable
-# By size: the remedy, its cost and its effect on speed.
-SHRINKING = {
-    "batch": ("smaller_batch", 30, "accumulation"),
-    "seq": ("shorter_sequences", 55, "faster"),
-    "side": ("smaller_pictures", 57, "faster"),
-}
-_OF_HALVING = 10
-_AT_EVALUATION = ("smaller_evaluation", 4, "same")  # the results are the same, and nothing is accumulated
-_OF_COMPARED = ("smaller_batch", 58, "accumulation")  # it changes what is learnt
 _EVERY = ("parameter", "gradient", "optimizer_state", "activation")
 _WEIGHTS = ("parameter",)
 _STATE = ("optimizer_state",)
@@ -43,22 +35,6 @@ _COSTS_WITH: Mapping[str, tuple[int, int, Mapping[str, str]]] = {
 _OF_A_GRAPH = frozenset(
     {"no_grad", "released_gradients", "dropped_outputs", "chunked_loss", "checkpointing", "compile", "compile_blocks"}
 )
-
-
-def shrinking(what: str, is_evaluation: bool, compares_samples: bool) -> tuple[str, int, str]:
-    """Key, cost and effect on speed of making a size smaller."""
-    if what == "batch" and is_evaluation:
-        return _AT_EVALUATION
-    return _OF_COMPARED if what == "batch" and compares_samples else SHRINKING[what]
-
-
-def cost_of_halving(what: str, before: int, after: int) -> int:
-    """What is added where a sequence, or a picture's area, is cut more than once in half: the more is cut off, the less
-    is learnt from it."""
-    if what == "batch":
-        return 0
-    halvings = (before**2 // after**2 if what == "side" else before // after).bit_length() - 2
-    return _OF_HALVING * max(halvings, 0)
 
 
 @dataclass(frozen=True)
@@ -90,7 +66,7 @@ class RemedySpec:
     @property
     def is_last(self) -> bool:
         """Whether it is only looked for where nothing else leaves the card safe."""
-        return self.key == SHRINKING["side"][0]
+        return self.key == SIZES["side"].shrinking.key
 
     @property
     def needs_graph(self) -> bool:
