@@ -20,7 +20,7 @@ def largest_fitting(
     The returned size was rehearsed; the next larger one was too, or is clearly above the limit.
     """
     known = {0: min(fixed, before[1]), before[0]: before[1]}
-    low, high, most = -1, len(sizes), usable * _CLEARLY_ABOVE
+    low, high = -1, len(sizes)
     is_off = False
     while high - low > 1:
         likely = (
