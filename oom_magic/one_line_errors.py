@@ -3,9 +3,9 @@ one line, an argument that this package refuses at the user's own line."""
 
 from __future__ import annotations
 
-import linecache
 import sys
 import traceback
+from dis import opmap
 from types import TracebackType
 from typing import Any
 
@@ -98,7 +98,8 @@ def _is_refusal(tb: TracebackType | None) -> bool:
     frames = _frames(tb)
     if not frames or not all(is_own_file(one.tb_frame.f_code.co_filename) for one in frames):
         return False
-    return linecache.getline(frames[-1].tb_frame.f_code.co_filename, frames[-1].tb_lineno).lstrip().startswith("raise ")
+    last = frames[-1]
+    return last.tb_frame.f_code.co_code[last.tb_lasti] == opmap["RAISE_VARARGS"]  # else an operation failed
 
 
 def _hide_own_frames(error: BaseException) -> None:
