@@ -174,6 +174,7 @@ def fit(features, labels, epochs):
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("cell", ["def_in_cell", "of_earlier_cell", "in_the_cell", "one_step"])
 def test_a_data_set_that_the_cell_makes_is_taken_in_parts(cell: str) -> None:
     """What an array of an earlier cell becomes has its rows; the weights of classes have not."""

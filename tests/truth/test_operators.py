@@ -88,6 +88,7 @@ def test_module_equals_cuda(name: str, modules: dict[str, list[int]]) -> None:
 
 
 @recorded_with("2.13")
+@pytest.mark.sampled(1)  # half a minute each
 @pytest.mark.parametrize("card", CARDS)
 def test_sorts_and_distinct_values_take_what_they_take_on_each_card(card: str) -> None:
     true = json.loads((DATA / "sorting_truth.json").read_text())[card]
