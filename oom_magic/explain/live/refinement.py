@@ -177,7 +177,7 @@ def without_fragmentation(diagnosis: Diagnosis, report: MemoryReport) -> Diagnos
     """The diagnosis of a run that does not fit with expandable segments either: the cause is what fills the card."""
     if diagnosis.cause is not Cause.FRAGMENTATION or diagnosis.confidence is Confidence.CERTAIN:
         return diagnosis
-    return _settled_by(report, diagnosis, Evidence("pieces_are_not_it"))
+    return settled(diagnosis, report, Evidence("pieces_are_not_it"))
 
 
 def without_activations(diagnosis: Diagnosis, report: MemoryReport, usable_bytes: int) -> Diagnosis:
@@ -224,18 +224,15 @@ def without_held(diagnosis: Diagnosis, report: MemoryReport, lacking_bytes: int)
         return diagnosis
     if sum(int(one.values.get("twin_bytes", 0)) for one in diagnosis.evidence if one.key in _HELD) >= lacking_bytes:
         return diagnosis
-    return _settled_by(report, diagnosis, Evidence("held_is_not_it"))
+    return settled(diagnosis, report, Evidence("held_is_not_it"))
 
 
-def settled(diagnosis: Diagnosis, report: MemoryReport) -> Diagnosis:
-    """The diagnosis of a failure whose numbers and frames leave the cause open: it is what fills the card in the run
-    as it was rehearsed."""
-    return _settled_by(report, diagnosis) if diagnosis.cause is Cause.UNKNOWN else diagnosis
-
-
-def _settled_by(report: MemoryReport, diagnosis: Diagnosis, *found: Evidence) -> Diagnosis:
-    """The diagnosis, its cause what fills the card in this run, as ``found`` says that it is not the one named."""
-    evidence = (*diagnosis.evidence, *found)
+def settled(diagnosis: Diagnosis, report: MemoryReport, *not_it: Evidence) -> Diagnosis:
+    """The diagnosis of a failure whose numbers and frames leave the cause open, or that is not by the cause named, as
+    ``not_it`` says: it is what fills the card in the run as it was rehearsed."""
+    if not (not_it or diagnosis.cause is Cause.UNKNOWN or diagnosis.confidence is Confidence.OPEN):
+        return diagnosis
+    evidence = (*diagnosis.evidence, *not_it)
     judgement = _by_category(Judgement(Cause.UNKNOWN, evidence, Confidence.OPEN), report)
     if judgement.cause is Cause.UNKNOWN:
         return diagnosis
