@@ -62,6 +62,17 @@ for step, batch in enumerate(loader):  # each batch
     )
 
 
+def test_only_cells_about_a_statement_say_how_its_numbers_are_written():
+    others = [
+        "a = 0.0003; b = 0.0003; c = 0.0003",
+        "model = Net()\nb = 2\n",
+        "torch.optim.Adam(model, lr=0.0003)  # no",
+    ]
+    code = "optimizer = torch.optim.AdamW(model.parameters(), lr=0.0003, foreach=False)"
+    assert Spelling(["x = 1", others[0], CELL, *others[1:]]).of(code) == code.replace("0.0003", "3e-4")
+    assert Spelling(["x = 1", *others]).of("b = 2\na=0.00030") == "b = 2\na=0.0003"
+
+
 @pytest.mark.parametrize("code", ["export X=1", "python train.py --batch 4", "a = 1\x00", "", "# only words", "pass"])
 def test_what_is_no_code_of_the_users_stays_as_it_is(code):
     assert Spelling([CELL, "for broken in", "a = '\x00'"]).of(code) == code

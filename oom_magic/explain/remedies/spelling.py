@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ast
 import re
+from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from operator import attrgetter
 
 _MAGIC = re.compile(r"^(\s*)[%!?].*$", re.MULTILINE)
+_WORD = re.compile(r"\w+")
 _TO_THE_END = re.compile(rb"\s*(?:#.*)?")  # of a line, behind a statement
 
 Place = tuple[int, int]  # the number of a source, and of a line in it
@@ -33,15 +36,32 @@ class _Spelled:
 
 
 class Spelling:
-    """How the user wrote the statements and literals of ``sources``, of which the first counts most."""
+    """How the user wrote the statements and literals of ``sources``, of which the first counts most.
+
+    The others, all cells of a long session among them, are only parsed where they have the names of a statement.
+    """
 
     def __init__(self, sources: Iterable[str]) -> None:
         self._statements: dict[str, list[_Spelled]] = defaultdict(list)
         self._literals: dict[Literal, Counter[str]] = defaultdict(Counter)
-        for number, source in enumerate(dict.fromkeys(sources)):
-            lines = _without_magics(source).split("\n")
+        self._unread = {
+            number: (source, frozenset(_WORD.findall(source))) for number, source in enumerate(dict.fromkeys(sources))
+        }
+        self._words = frozenset(word for _source, words in self._unread.values() for word in words)
+        self._read(list(self._unread)[:1])
+
+    def _read(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            lines = _without_magics(self._unread.pop(number)[0]).split("\n")
             for statement in _statements(lines):
                 self._note(statement, lines, number)
+
+    def _read_about(self, statement: ast.stmt) -> None:
+        """Read the sources that have all names of a statement, but for those that a remedy has put into it."""
+        names = self._words.intersection(
+            name for one in _own_nodes(statement) for name in (getattr(one, "id", None), getattr(one, "attr", None))
+        )
+        self._read([number for number, (_source, words) in self._unread.items() if names <= words])
 
     def _note(self, statement: ast.stmt, lines: list[str], source: int) -> None:
         start, end = _extent(statement, lines)
@@ -53,7 +73,7 @@ class Spelling:
             indent = lines[start][: -len(lines[start].lstrip())]
             above = [indent + line.lstrip() for line in lines[first:start]]
             spelled = _Spelled((source, start), indent, [*above, *lines[start:end]])
-            self._statements[key].append(spelled)
+            insort(self._statements[key], spelled, key=attrgetter("place"))
         for one in _literals_of(statement):
             written = lines[one.lineno - 1].encode()[one.col_offset : one.end_col_offset].decode()
             self._literals[type(one.value), one.value][written] += 1
@@ -64,6 +84,7 @@ class Spelling:
         exchanged: list[tuple[int, int, list[str]]] = []
         last: Place = (0, -1)  # where code comes twice, it is that which comes next
         for statement in _statements(_without_magics(code).split("\n")):
+            self._read_about(statement)
             start, end = _extent(statement, lines)
             key = _key(statement, lines)
             found = self._statements.get(key, [])
