@@ -303,6 +303,11 @@ class DrySession:
         found = self.fake_gpu.storage_of(self._exchange.template(tensor))
         return None if found is None or found.allocation < 0 else (found.key, found.num_bytes)
 
+    @property
+    def found_memory(self) -> bool:
+        """Whether anything was on the pretend GPU before the last run."""
+        return any(recorder.num_before for recorder in self.recorders)
+
     def was_there_before(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor, or its fake copy, was on the pretend GPU before the last run."""
         return self.fake_gpu.was_there_before(self._exchange.template(tensor))

@@ -151,7 +151,8 @@ def _functions_of(value: Any) -> Iterator[tuple[FunctionType, Any]]:
         for module in value.modules():
             kind = type(module)
             if kind not in forwards:
-                forwards[kind] = [function for function, _ in _plain(kind.forward, None)]
+                plain = (function for function, _ in _plain(kind.forward, None))
+                forwards[kind] = [one for one in plain if is_users_file(one.__code__.co_filename)]
             yield from ((function, module) for function in forwards[kind])
             own = vars(module)
             for hook in [hook for name in _HOOKS if own[name] for hook in own[name].values()]:

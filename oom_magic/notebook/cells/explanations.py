@@ -31,6 +31,7 @@ from oom_magic.views.text import wrap
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
     from oom_magic.explain.live.growth import Growth
+    from oom_magic.explain.remedies.room import InTheWay
     from oom_magic.language import Language
     from oom_magic.measure.device.cards import Card
     from oom_magic.measure.history.attribution import Storage
@@ -54,14 +55,13 @@ def evaluate_remedies(
     """The diagnosis with remedies as they are evaluated by dry runs of the cell, without what ``find_absent`` finds."""
     from oom_magic.explain.advice import advise, situation_of
     from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
-    from oom_magic.explain.remedies.room import find_in_the_way
 
     device = None if cell.is_dry else _device(diagnosis)
     gpu, memory = _card_of_run(diagnosis, report, device)
     absent, users = find_absent(), shell.user_ns
     with runner.names.entered(shell) if cell.is_dry else nullcontext(users) as names, _for_many_runs():
         code = code_of(shell, cell.source, names)
-        origin, there_before = runner.session if cell.is_dry else None, _locate_before(shell, runner, cell)
+        origin = runner.session if cell.is_dry else None
         room = situation_of(diagnosis, gpu, report, memory, device).usable_bytes
         diagnosis, execute = _with_later_backward(_with_what_is_caught(diagnosis, code, cell), code)
         rehearsal = CellRehearsal(
@@ -72,7 +72,7 @@ def evaluate_remedies(
             memory=memory,
             origin=origin,
             start=cell.start,
-            find_in_the_way=lambda needed: find_in_the_way(names, {*needed, *code.read_beside}, there_before, room),
+            find_in_the_way=_finder_in_the_way(shell, runner, cell, names, code.read_beside, room),
             decided=runner.decided(users, names),
             machine={"num_gpus": _num_cards()} if origin is None else origin.hardware.options,
             arguments=code.arguments,
@@ -205,6 +205,23 @@ def _names_left_finder(
     return lambda: holding_memory(find_made())
 
 
+def _finder_in_the_way(
+    shell: InteractiveShell,
+    runner: CellRunner,
+    cell: FailedCell,
+    names: Mapping[str, Any],
+    read_beside: Collection[str],
+    room_bytes: int,
+) -> Callable[[Collection[str]], InTheWay | None]:
+    """A function that finds what earlier cells hold, but for names that are needed."""
+    from oom_magic.explain.remedies.room import find_in_the_way
+
+    if cell.is_dry and not (runner.session is not None and runner.session.found_memory):
+        return lambda _: None
+    there_before = _locate_before(shell, runner, cell)
+    return lambda needed: find_in_the_way(names, {*needed, *read_beside}, there_before, room_bytes)
+
+
 def _locate_before(shell: InteractiveShell, runner: CellRunner, cell: FailedCell) -> Locate:
     """A function that locates tensors, if they were on the device before the failed cell began."""
     from oom_magic.notebook.cells.releasing import names_and_places
@@ -308,7 +325,7 @@ def explain_named(shell: InteractiveShell, runner: CellRunner, name: str, option
     file = Path(name).expanduser()
     if file.is_file():
         return _explain_text(shell, file, options)
-    value = names_and_places(shell, runner)[0].get(name)
+    value = names_and_places(shell, runner)[0].get(name) if name.isidentifier() else None
     if isinstance(value, str):
         return explain_pasted(shell, value, options)
     if not isinstance(value, BaseException):

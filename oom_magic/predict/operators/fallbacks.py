@@ -127,7 +127,8 @@ class _AsLongAs:
 
 def storage_under(tensor: torch.Tensor) -> torch.UntypedStorage:
     """A tensor's storage, also for wrappers of another tensor. Raises NotImplementedError for sparse tensors."""
-    if is_wrapper(type(tensor)):
+    kind = type(tensor)
+    if kind is not torch.Tensor and is_wrapper(kind):
         return storage_under(wrapped_in(tensor)[0])
     try:
         return tensor.untyped_storage()

@@ -131,7 +131,7 @@ def _key(value: Any) -> Hashable:
             raise _NotByShapeError
         return value.shape, value.stride(), dtype
     if isinstance(value, (tuple, list)):
-        return tuple([_key(item) for item in value])
+        return tuple([(int, item) if type(item) is int else _key(item) for item in value])
     if isinstance(value, float):
         return float  # no layout depends on the value of a number, which optimizers change in each step
     if isinstance(value, _PLAIN):

@@ -65,9 +65,10 @@ class OtherOptimizer(Change):
 
     def check(self, model: torch.nn.Module) -> None:
         """Some optimizer must be of another class, none a method of its own that evaluates the loss repeatedly."""
-        if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers_of(model)):
+        found = optimizers_of(model)
+        if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in found):
             raise InapplicableError("optimizer_evaluates")
-        if all(type(optimizer) is self.kind for optimizer in optimizers_of(model)):
+        if all(type(optimizer) is self.kind for optimizer in found):
             raise InapplicableError("optimizer_already", name=self.kind.__name__)
 
     def prepare(self, model: torch.nn.Module) -> None:

@@ -166,12 +166,13 @@ class Values:
     def _follow_functional(
         self, func: OpOverload, args: Any, kwargs: Any, tensors: list[torch.Tensor], out: Any
     ) -> None:
-        if is_random(func) or is_empty(func):
+        if _is_arbitrary(func):
             return
         if not all(map(self._is_known, tensors)):
             if func in _MOVES:
-                self._move_parts(func, args, kwargs, out)
-            self._choose(func, args, out)
+                self._move_parts(func, args, kwargs, tensors, out)
+            else:
+                self._choose(func, args, out)
             return
         made = tensors_in((out,), {})
         assumption = self.assumption_about(tensors)
@@ -280,10 +281,11 @@ class Values:
         except (RuntimeError, NotImplementedError, IndexError):
             return ()
 
-    def _move_parts(self, func: OpOverload, args: Any, kwargs: dict[str, Any], out: torch.Tensor) -> None:
+    def _move_parts(
+        self, func: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor], out: torch.Tensor
+    ) -> None:
         """An operator that moves elements and computes nothing, on values of which a part is known."""
-        tensors = tensors_in(args, kwargs)
-        if not all(map(is_small, (out, *tensors))) or all(map(self._is_unknown, tensors)):
+        if all(map(self._is_unknown, tensors)) or not all(map(is_small, (out, *tensors))):
             return
         values = self._repeat(func, args, kwargs, self._some_values)
         known = self._repeat(func, args, kwargs, self._some_marks)
@@ -313,7 +315,7 @@ class Values:
         only_written = {id(tensor) for tensor in (targets if func in _OVERWRITES else tensors_in((), kwargs))}
         only_written &= {id(tensor) for tensor in targets}
         read = [tensor for tensor in tensors if id(tensor) not in only_written]
-        if is_random(func) or is_empty(func) or not all(map(self._is_known, read)):
+        if _is_arbitrary(func) or not all(map(self._is_known, read)):
             if not self._write_parts(func, args, kwargs, targets):
                 for target in targets:
                     self._forget(target)
@@ -442,6 +444,12 @@ def is_small(tensor: torch.Tensor) -> bool:
 def is_empty(func: OpOverload) -> bool:
     """Whether an operator leaves its output as it finds it (``empty``, ``new_empty_strided``, ...)."""
     return "empty" in func.name()
+
+
+@cache
+def _is_arbitrary(func: OpOverload) -> bool:
+    """Whether nobody knows what an operator writes."""
+    return is_random(func) or is_empty(func)
 
 
 @cache
