@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 CARD = "%%gpumem --dry-run --no-plot\n"
 READ = "x = torch.ones(2, 1024, device='cuda')"
@@ -161,3 +162,80 @@ def test_what_a_function_of_the_notebook_reads_is_named(shell: Any, dry: Any) ->
     shell.run_cell(f"{CONFIG}\ndef train(): return len(queue)").raise_error()
     dry("queue.append(torch.ones(1, device='cuda'))")
     assert f"`queue` {SAID}" in dry(f"train(); {READ}")
+
+
+OTHERS = """import functools, itertools
+import numpy as np
+class Run:
+    def __init__(self): self.scores, self.rows = np.ones(3), iter([1, 2])
+array, table, run, data = np.ones(4), {"scores": np.ones(3)}, Run(), bytearray(b"abc")
+rows, counted, squares = iter([1, 2, 3]), itertools.count(1), (n * n for n in range(1, 9))
+def f(x=1): return x
+@functools.lru_cache
+def ones(n): return torch.ones(n)
+@functools.cache
+def zeros(n): return torch.zeros(n)
+@functools.lru_cache
+def double(n): return 2 * n"""
+
+
+@pytest.mark.parametrize(
+    ("changed", "part"),
+    [
+        ("array[0] = 2", "array"),
+        ("table['scores'] += 1", "table['scores']"),
+        ("run.scores[0] = 2", "run.scores"),
+        ("data.extend(b'd')", "data"),
+        ("next(rows)", "rows"),
+        ("next(counted)", "counted"),
+        ("next(squares)", "squares"),
+        ("next(run.rows)", "run.rows"),
+        ("f.__defaults__ = (2,)", "f"),
+        ("ones(3)", "ones"),
+        ("zeros(3)", "zeros"),
+    ],
+)
+def test_contents_that_are_not_kept_are_named(shell: Any, dry: Any, changed: str, part: str) -> None:
+    """What an array held was the notebook's own in the next dry cell, without a word."""
+    shell.run_cell(OTHERS).raise_error()
+    assert SAID not in dry(changed)
+    name = part.partition("[")[0].partition(".")[0]
+    assert f"`{part}` {SAID}" in dry(f"{name}; {READ}")
+    assert (SAID in dry(changed)) == ("next" in changed)  # an iterator begins where the notebook left it
+    assert SAID not in dry(READ)
+
+
+@pytest.mark.parametrize(
+    ("changed", "read"),
+    [("f.calls = 2", "f.calls == 2"), ("double(3)", "double(3) == 6"), ("array; run", "array[0] == 1")],
+)
+def test_what_is_kept_or_only_read_is_not_named(shell: Any, dry: Any, changed: str, read: str) -> None:
+    shell.run_cell(OTHERS).raise_error()
+    assert SAID not in dry(changed)
+    assert SAID not in dry(f"assert {read}; {READ}")
+
+
+def test_a_name_that_a_dry_cell_deleted_is_gone_in_the_next(shell: Any, dry: Any) -> None:
+    shell.run_cell("net, n = torch.nn.Linear(2, 2), 5").raise_error()
+    dry("del net, n")
+    for _again in range(2):
+        dry(f"assert not {{'net', 'n'}} & set(globals()); {READ}")
+    shell.display_pub.outputs.clear()
+    assert isinstance(shell.run_cell(f"{CARD}net.half()").error_in_exec, NameError)
+    shell.run_cell("assert n == 5; net = torch.nn.Linear(2, 2)").raise_error()
+    dry("assert net.weight.element_size() == 4")
+
+
+def test_a_name_that_a_failed_dry_cell_deleted_is_there_again(shell: Any, dry: Any) -> None:
+    shell.run_cell("n = 5").raise_error()
+    assert not shell.run_cell(f"{CARD}del n\n1 / 0").success
+    dry("assert n == 5")
+
+
+def test_a_device_that_a_dry_cell_set_is_not_decided_again(shell: Any, dry: Any) -> None:
+    """Real code chose it by asking for a GPU, and was asked anew with each dry cell."""
+    shell.run_cell("torch.set_default_device('cuda' if torch.cuda.is_available() else 'cpu')").raise_error()
+    dry("assert torch.ones(1).is_cuda; torch.set_default_device('cpu')")
+    for _again in range(2):
+        dry(f"assert not torch.ones(1).is_cuda; {READ}")
+    torch.set_default_device(None)

@@ -163,12 +163,18 @@ class CellRunner:
             stayed = self._stayed_on_cpu(session, cell, users, names)
             self.last_report = session.report
         self._print_decided_names(decided, stayed)
-        if session.report is not None and session.report.timeline.was_left:
-            self.names.note_unassigned(cell.assigned)
+        self._note_names(session, cell)
         if session.exception is not None:
             simulated, session.exception = session.exception, None  # it would keep the cell's frames
             raise shortened(trimmed(simulated), self.shell)
         return values[0] if values else None
+
+    def _note_names(self, session: DrySession, cell: CompiledCell) -> None:
+        """For later cells: the names that a cell would have assigned, and those that it deleted."""
+        if session.report is not None and session.report.timeline.was_left:
+            self.names.note_unassigned(cell.assigned)
+        if session.exception is None:
+            self.names.keep_deleted()
 
     def _compiles(self, cell: CompiledCell) -> bool:
         """Whether a cell of the notebook may compile: then this one may run a second time, as eager code."""

@@ -99,7 +99,7 @@ class FailureWatch:
     def after_cell(self, result: ExecutionResult) -> None:
         """IPython's ``post_run_cell``: keep an out-of-memory error as text and print the hint."""
         error = result.error_in_exec or result.error_before_exec or self._displayed_error()
-        if isinstance(error, NameError) and (hint := self._runner.names.hint(error.name or "")):
+        if isinstance(error, NameError) and (hint := self._runner.names.hint(error.name or "", self.shell.user_ns)):
             print(hint)
         held = self._held[1]
         if error is not None:

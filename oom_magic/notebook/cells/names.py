@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -26,6 +26,8 @@ class DryNamespace:
     def __init__(self) -> None:
         self.names: dict[str, Any] = {}
         self._hidden: dict[str, int] = {}  # for each own name: identity of the user's object at that time
+        self._deleted: dict[str, int] = {}  # names of the user's that cells deleted: the object's identity
+        self._deleted_last: dict[str, int] = {}  # by the last cell, too
         self._unassigned: set[str] = set()  # names that a cell would have assigned, had it not been left early
 
     @property
@@ -40,22 +42,32 @@ class DryNamespace:
         for name in list(self.names):
             if id(users.get(name, _ABSENT)) != self._hidden[name]:
                 self.forget(name)
-        self.names.update({name: value for name, value in users.items() if name not in self.names})
+        self._deleted = {name: key for name, key in self._deleted.items() if id(users.get(name, _ABSENT)) == key}
+        left_out = self._deleted.keys() | self.names.keys()
+        self.names.update({name: value for name, value in users.items() if name not in left_out})
         shell.user_ns = self.names
         try:
             yield self.names
         finally:
             shell.user_ns = users
+            self._deleted_last = {name: id(value) for name, value in users.items() if name not in self.names}
             self._keep_own(users)
+
+    def keep_deleted(self) -> None:
+        """Leave out what the last cell deleted for later ones, too; where it failed, it may be tried again."""
+        self._deleted = self._deleted_last
 
     def note_unassigned(self, names: frozenset[str]) -> None:
         """Note the ``names`` that a cell would have assigned, had its dry run not ended after some optimizer steps."""
         self._unassigned |= names
 
-    def hint(self, name: str) -> str:
-        """Why a cell does not find ``name``, if dry runs are the reason; else an empty string."""
+    def hint(self, name: str, users: Mapping[str, Any]) -> str:
+        """Why a cell does not find ``name``, if dry runs are the reason; else an empty string. ``users`` are the
+        notebook's own."""
         if name in self.names:
             return _("{name} was assigned in a dry run; only %%gpumem cells can use it.", name=name)
+        if name in self._deleted and id(users.get(name, _ABSENT)) == self._deleted[name]:
+            return _("{name} was deleted in a dry run; assign it again in this cell.", name=name)
         if name in self._unassigned:
             return _(
                 "{name} is assigned after the point where the dry run of its cell stopped; %%gpumem --steps all"

@@ -158,6 +158,7 @@ class Snapshot:
         self._plain: list[tuple[Any, Any]] = []  # containers without an owner, and their contents
         self._alike: list[Alike] = []
         self._classes: list[tuple[type, dict[str, Any]]] = []  # with what each held
+        self._others: list[tuple[Any, Callable[[], bool]]] = []  # with what tells whether each has changed
         self._undo: list[Callable[[], object]] = []
         self._seen: set[int] = {id(vars(builtins)), *but}  # every module's globals lead there
 
@@ -186,6 +187,10 @@ class Snapshot:
     def add_class(self, kind: type, before: dict[str, Any]) -> None:
         """Note what a class holds, which something else puts back."""
         self._classes.append((kind, before))
+
+    def add_other(self, one: Any, differs: Callable[[], bool]) -> None:
+        """Note an object that something else puts back, and what tells whether there is something to put back."""
+        self._others.append((one, differs))
 
     def add_undo(self, undo: Callable[[], object]) -> None:
         """Note what puts something else back; it can be called again."""
@@ -245,6 +250,10 @@ class Snapshot:
         alike = [pair for some in self._alike for pair in some.changed()]
         plain = [(one, before) for one, before in self._plain if not is_unchanged(before, one)]
         return alike + plain + [(one, before) for one, before in self._classes if not is_unchanged(before, vars(one))]
+
+    def others_changed(self) -> list[Any]:
+        """Objects such as arrays and functions that hold something else now."""
+        return [one for one, differs in self._others if differs()]
 
     def noted(self) -> set[int]:
         """The identities of containers that are part of no noted object, and of classes."""

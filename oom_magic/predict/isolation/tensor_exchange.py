@@ -90,6 +90,7 @@ class TensorExchange:
         self._exchanged: set[int] = set()  # the identities of what is exchanged now
         self._freed: set[int] = set()  # those of tensors that the run dropped, and whose copies have no memory
         self._run_copies = Copies()  # of iterators and the like, for the run that lasts
+        self._iterators = Iterators(())
         self._users_iterators: set[int] = set() if origin is None else origin._users_iterators  # among dry runs' names
         self.context_values: ContextValues = (
             ContextValues() if origin is None else origin.context_values
@@ -129,7 +130,8 @@ class TensorExchange:
                 finally:
                     if self.is_lasting:
                         self._made = real.changes()
-                        self.contents.end(real, namespaces, self._run_copies.has_made, assume, is_whole)
+                        ahead = self._iterators.copies_ahead()
+                        self.contents.end(real, namespaces, self._run_copies, ahead, assume, is_whole)
                         # Values of host tensors are copied each time: other sessions would copy a copy that stayed.
                         stay = (one for one in pairs if one.tensor.is_meta and id(one.tensor) not in self._freed)
                         self._copies = {id(one.tensor): one.remembered() for one in stay}
@@ -156,15 +158,16 @@ class TensorExchange:
         keep_event_loops(journal, live.loops, assume)
         if self.is_lasting:
             self._before = {id(tensor): weakref.ref(tensor) for tensor in live.tensors}
-        iterators = Iterators(namespaces)
-        for tell in (self._run_copies.tell, iterators.tell):
+        self._iterators = Iterators(namespaces)
+        for tell in (self._run_copies.tell, self._iterators.tell):
             journal.record(functools.partial(tell, assume))
         real = Snapshot(self._others)
         for hooks in itertools.chain.from_iterable(map(tables_of_hooks, live.tensors)):
             real.add_plain(hooks, 1)
         journal.record(real.restore)
         own = self._made_by_runs(live.tensors)
-        note_state(real, live, namespaces, self._run_copies, assume, above, iterators, own)
+        note_state(real, live, namespaces, self._run_copies, assume, above, self._iterators, own)
+        self._iterators.watch_copies(self._run_copies)
         set_by_runs = self.context_values.set_by_runs
         real.add(set_by_runs, 1, self.context_values)
         self._found = self._made

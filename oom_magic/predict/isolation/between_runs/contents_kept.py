@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from oom_magic.language import _
-from oom_magic.predict.isolation.objects.copies import FUNCTIONS
+from oom_magic.predict.isolation.objects.copies import FUNCTIONS, Copies
 from oom_magic.predict.isolation.objects.members import PLAIN
 from oom_magic.predict.isolation.objects.users_objects import OF_SHELL
 from oom_magic.predict.isolation.reach import is_users_class
@@ -56,6 +56,11 @@ class _Difference:
             return is_unchanged(self.before, self.container)
         contents = vars(self.container) if isinstance(self.container, type) else self.container
         return all(contents.get(key, _ABSENT) is value for key, value in self.before.items())
+
+    @classmethod
+    def of_other(cls, one: Any) -> _Difference:
+        """Of an object that is not kept, such as an array: what it holds is not looked at."""
+        return cls(one, [_ABSENT], [one])
 
     def by_variable(self) -> dict[str, _Difference]:
         """What has changed in a namespace, each variable alone."""
@@ -109,21 +114,25 @@ class ContentsKept:
         self,
         snapshot: Snapshot,
         namespaces: Collection[dict[str, Any]],
-        has_made: Callable[[Any], bool],
+        copies: Copies,
+        ahead: Collection[Any],
         assume: Callable[[str], None],
         is_whole: bool,
     ) -> None:
-        """Note what the run leaves, unless it failed: it may be tried again.
+        """Note what the run leaves, unless it failed: it may be tried again. ``ahead`` are those of its ``copies`` of
+        iterators from which it took something.
 
         What earlier ones changed in what it has read is told where it is not kept.
         """
-        under = _under(namespaces, snapshot, has_made)
+        under = _under(namespaces, snapshot, copies.has_made, ahead)
         lost = {name for name, some in under.items() if not all(one.is_plain for one, _where in some)}
         mixed = {id(one) for name in lost for one, _where in under[name]}
         named = {id(one): one for some in under.values() for one, _where in some}
         self._left = [one for key, one in named.items() if key not in mixed] if is_whole else self._begun
-        values = {name: id(value) for names in namespaces for name, value in names.items()}
-        earlier = {name: seen for name, seen in self._lost.items() if values.get(name) == seen[0] and name not in under}
+        values = {name: id(copies.original(value)) for names in namespaces for name, value in names.items()}
+        taken = set(map(id, ahead))  # as an earlier run did: where that began, and not where it ended
+        again = {name for name, some in under.items() if any(id(one.container) not in taken for one, _where in some)}
+        earlier = {name: seen for name, seen in self._lost.items() if values.get(name) == seen[0] and name not in again}
         self._tell(earlier, assume)
         self._lost = earlier | {name: (values[name], _first_lost(under[name])) for name in lost if name in values}
 
@@ -131,8 +140,8 @@ class ContentsKept:
         for name in sorted(self.names_read.intersection(lost)):
             assume(
                 _(
-                    "`{part}` is as your notebook has it: what an earlier dry run put there is not kept; do it in this"
-                    " cell, too",
+                    "`{part}` is as your notebook has it: what an earlier dry run changed there is not kept; do it in"
+                    " this cell, too",
                     part=lost[name][1],
                 )
             )
@@ -165,11 +174,15 @@ def _is_hidden(key: Any, value: Any) -> bool:
 
 
 def _under(
-    namespaces: Collection[dict[str, Any]], snapshot: Snapshot, has_made: Callable[[Any], bool]
+    namespaces: Collection[dict[str, Any]],
+    snapshot: Snapshot,
+    has_made: Callable[[Any], bool],
+    ahead: Collection[Any],
 ) -> dict[str, list[tuple[_Difference, str]]]:
     """What has changed under each variable, with how it is written."""
     differences = (_difference(*pair, has_made) for pair in snapshot.contents_changed())
-    changed = {id(one.container): one for one in differences if one is not None}
+    others = map(_Difference.of_other, itertools.chain(snapshot.others_changed(), ahead))
+    changed = {id(one.container): one for one in itertools.chain(differences, others) if one is not None}
     own = [changed.pop(id(names)) for names in namespaces if id(names) in changed]
     found: dict[str, list[tuple[_Difference, str]]] = {}
     for name, one in (item for some in own for item in some.by_variable().items()):
@@ -189,7 +202,10 @@ def _containers_under(root: Any, name: str) -> Iterator[tuple[int, str]]:
     for _depth in range(_DEEPEST):
         below: list[tuple[Any, str]] = []
         for one, where in level:
-            if id(one) in seen or len(seen) > _MOST or type(one) in PLAIN or issubclass(type(one), _KEPT_OTHERWISE):
+            if len(seen) > _MOST:
+                return
+            is_leaf = type(one) in PLAIN or id(one) in seen or issubclass(type(one), _KEPT_OTHERWISE)
+            if is_leaf or _is_of_shell(type(one)):
                 continue
             seen.add(id(one))
             yield id(one), f"{where}." if issubclass(type(one), type) else where
@@ -200,6 +216,11 @@ def _containers_under(root: Any, name: str) -> Iterator[tuple[int, str]]:
             if is_users_class(type(one)):
                 below.append((type(one), type(one).__name__))
         level = below
+
+
+def _is_of_shell(kind: type) -> bool:
+    """Such as ``exit``, which leads to all variables."""
+    return str(kind.__module__).startswith("IPython.")
 
 
 def _items(one: Any, where: str) -> list[tuple[Any, str]]:

@@ -16,6 +16,7 @@ import torch
 from oom_magic.predict.isolation.process.process_state import restore_environment
 
 _ATTENTION = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
+_DEVICE = "default device"
 _CUDNN = ("enabled", "benchmark", "deterministic")
 
 
@@ -33,7 +34,7 @@ def _of(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], objec
 # What reads a setting, and what sets it.
 _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "default device": (lambda: torch.get_default_device(), torch.set_default_device),
+    _DEVICE: (lambda: torch.get_default_device(), torch.set_default_device),
     "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
     "precision of products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "deterministic": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
@@ -54,26 +55,32 @@ class SettingsKept:
         self.begun = dict(left or {})
         self._left = self.begun
         self._users: dict[str, Any] = {}
-        self._decided: dict[str, Any] = {}
+        self._found: dict[str, Any] = {}  # by the run's code
 
     def begin(self) -> None:
         """Inside a run, at its beginning: set what the last one left, unless the user has set it since."""
         self._users = _read()
         self.begun = {name: pair for name, pair in self._left.items() if self._users.get(name) == pair[0]}
         for name, (_before, now) in self.begun.items():
-            with contextlib.suppress(OSError, RuntimeError):  # a folder that the run made is gone with it
-                _SETTINGS[name][1](now)
+            _set(name, now)
 
     def note_decided(self) -> None:
-        """Before its code: what was set since then is not its doing, and is decided in each run."""
-        expected = self._users | {name: now for name, (_before, now) in self.begun.items()}
-        self._decided = {name: value for name, value in _read().items() if value != expected[name]}
+        """Before its code: what was set since then is not its doing, and is decided in each run; but not the device
+        that code of an earlier run has set."""
+        if _DEVICE in self.begun:
+            _set(_DEVICE, self.begun[_DEVICE][1])
+        self._found = _read()
 
     def end(self) -> None:
-        """When its code has ended: note what differs from the user's."""
-        now = _read()
-        others = {name: (self._users[name], self._decided.get(name), None) for name in now}
-        self._left = {name: (self._users[name], value) for name, value in now.items() if value not in others[name]}
+        """When its code has ended: note what it, or an earlier one's, has set."""
+        now = _read().items()
+        is_set = {name: value != self._found[name] or name in self.begun for name, value in now}
+        self._left = {name: (self._users[name], value) for name, value in now if is_set[name] and value is not None}
+
+
+def _set(name: str, value: Any) -> None:
+    with contextlib.suppress(OSError, RuntimeError):  # a folder that the run made is gone with it
+        _SETTINGS[name][1](value)
 
 
 def _read() -> dict[str, Any]:

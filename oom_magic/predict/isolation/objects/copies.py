@@ -170,6 +170,10 @@ class Copies:
         """What a copy was made of; anything else itself."""
         return self._originals.get(id(one), one)
 
+    def pairs(self) -> list[tuple[Any, Any]]:
+        """The originals of which there is a copy, each with it."""
+        return [pair for pair in self._made.values() if pair[1] is not None]
+
     def _new_cursor(self, one: sqlite3.Cursor) -> Any:
         """A cursor of the connection's copy; rows that the user's has not yet given are not in it."""
         connection = self.of(one.connection)

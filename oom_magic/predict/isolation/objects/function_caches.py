@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from oom_magic.predict.isolation.objects.members import PLAIN
+
 CACHED_FUNCTION = type(functools.lru_cache(len))
 _OF_A_LINK = 3  # what the collector is shown of one: its key, its result, and its type
 _WORD = ctypes.sizeof(ctypes.c_void_p)
@@ -20,16 +22,27 @@ _WORD = ctypes.sizeof(ctypes.c_void_p)
 
 def cache_noted(one: Any) -> tuple[Callable[[], object], list[Any]]:
     """What puts a function's cache back, and the objects that it holds."""
-    referents, info = gc.get_referents(one), one.cache_info()
-    at = 1  # after its type
-    while getattr(referents[at + 2], "__name__", "") == "_lru_list_elem":
-        at += _OF_A_LINK
-    links, table, function = referents[1:at], referents[at], referents[at + 1]
+    (links, table, function), info = _parts(one), one.cache_info()
     if info.maxsize is None:  # its dict is put back as all others are
-        return functools.partial(_set_counts, one, function, info), referents
+        return functools.partial(_set_counts, one, function, info), gc.get_referents(one)
     results = list(zip(links[::_OF_A_LINK], links[1::_OF_A_LINK], strict=True))
     undo = functools.partial(_restore, one, table, dict(table), info, results, function)
     return undo, [*links, function, vars(one)]
+
+
+def results_of(one: Any) -> list[Any]:
+    """What a function's cache holds, but numbers, words and the like, which are computed again alike."""
+    links, table, _function = _parts(one)
+    results = table.values() if one.cache_info().maxsize is None else links[1::_OF_A_LINK]
+    return [result for result in results if type(result) not in PLAIN]
+
+
+def _parts(one: Any) -> tuple[list[Any], dict[Any, Any], Any]:
+    """A cache's links, its dict and its function."""
+    referents, at = gc.get_referents(one), 1  # after its type
+    while getattr(referents[at + 2], "__name__", "") == "_lru_list_elem":
+        at += _OF_A_LINK
+    return referents[1:at], referents[at], referents[at + 1]
 
 
 def _restore(

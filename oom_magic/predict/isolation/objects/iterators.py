@@ -14,7 +14,7 @@ from concurrent import futures
 from typing import Any
 
 from oom_magic.language import _
-from oom_magic.predict.isolation.objects.copies import state_of
+from oom_magic.predict.isolation.objects.copies import Copies, state_of
 from oom_magic.predict.isolation.reach import variables_of
 
 _ITERATORS_DEEP = 4  # an iterator over another one's values over ...
@@ -31,6 +31,7 @@ class Iterators:
 
     def __init__(self, namespaces: Sequence[dict[str, Any]]) -> None:
         self._before: dict[int, tuple[str, Any, tuple[Any, ...]]] = {}
+        self._copies: list[tuple[Any, tuple[Any, ...]]] = []
         for names in namespaces:
             for name, one in list(names.items()):
                 if not name.startswith("_") and is_iterator(one):
@@ -40,6 +41,14 @@ class Iterators:
         """From now on. One that no name leads to is called as what made it is."""
         if id(one) not in self._before:
             self._before[id(one)] = name or getattr(one, "__qualname__", type(one).__name__), one, _place(one)
+
+    def watch_copies(self, copies: Copies) -> None:
+        """From now on, those that the run has in place of the user's."""
+        self._copies = [(made, _place(made)) for one, made in copies.pairs() if is_iterator(one)]
+
+    def copies_ahead(self) -> list[Any]:
+        """The copies from which the run took something: the user's own are where they were."""
+        return [made for made, place in self._copies if _place(made) != place]
 
     def tell(self, assume: Callable[[str], None]) -> None:
         """To be called when everything else is restored."""
@@ -61,6 +70,7 @@ class Iterators:
                     )
                 )
         self._before.clear()
+        self._copies.clear()
 
 
 def is_iterator(one: Any) -> bool:

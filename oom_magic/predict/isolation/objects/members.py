@@ -47,6 +47,9 @@ class Notes(Protocol):
     def add_class(self, kind: type, before: dict[str, Any]) -> None:
         """What a class holds, which something else puts back."""
 
+    def add_other(self, one: Any, differs: Callable[[], bool]) -> None:
+        """An object that something else puts back, and what tells whether there is something to put back."""
+
     def add_undo(self, undo: Callable[[], object]) -> None:
         """Anything else: what puts it back."""
 
@@ -65,10 +68,11 @@ def noted_function(notes: Notes, copies: Copies, function: types.FunctionType) -
             if type(held) in (list, dict) and PLAIN.issuperset(map(type, items)):
                 yield held
         return
-    for name in _OF_FUNCTIONS:
-        value = getattr(function, name)
+    before = {name: getattr(function, name) for name in _OF_FUNCTIONS}
+    for name, value in before.items():
         notes.add_undo(functools.partial(restore_attribute, function, name, value))
-        yield value
+    notes.add_other(function, functools.partial(_function_differs, function, before))
+    yield from before.values()
     yield function.__dict__
     for cell in function.__closure__ or ():
         try:
@@ -78,6 +82,10 @@ def noted_function(notes: Notes, copies: Copies, function: types.FunctionType) -
             continue
         _note_member(notes, copies, _CELL_CONTENTS, cell, value)
         yield value
+
+
+def _function_differs(function: types.FunctionType, before: dict[str, Any]) -> bool:
+    return any(getattr(function, name) is not value for name, value in before.items())
 
 
 def noted_slots(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:

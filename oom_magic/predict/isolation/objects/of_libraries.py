@@ -19,12 +19,16 @@ _OF_TOKENIZERS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 @dataclass(frozen=True, slots=True)
 class Restoration:
-    """How an object is restored: ``undo``, the copied bytes, inner objects, and what to do when the run begins."""
+    """How an object is restored: ``undo``, the copied bytes, inner objects, and what to do when the run begins.
+
+    ``differs`` tells whether there is something to undo, where that matters to a later run.
+    """
 
     undo: Callable[[], object]
     num_bytes: int = 0
     inner: list[Any] = field(default_factory=list)
     begin: Callable[[], object] | None = None
+    differs: Callable[[], bool] | None = None
 
 
 def nothing() -> None:
@@ -67,11 +71,16 @@ def _of_table(one: Any, room: int) -> Restoration:
     are_objects = [kind.kind == "O" and isinstance(kind, np.dtype) for kind in np.atleast_1d(one.dtypes)]
     columns = [one.iloc[:, at] if one.ndim > 1 else one for at in np.flatnonzero(are_objects)] if is_copied else []
     cells = [column.to_numpy() for column in columns]
-    return Restoration(undo, size if is_copied else 0, [vars(one), *cells])
+    differs = functools.partial(_table_differs, one, one._mgr, undo.args[2])
+    return Restoration(undo, size if is_copied else 0, [vars(one), *cells], differs=differs)
+
+
+def _table_differs(one: Any, manager: Any, before: Any) -> bool:
+    return one._mgr is not manager or not one.equals(before)
 
 
 def _restore_table(one: Any, manager: Any, before: Any) -> None:
-    if one._mgr is not manager or not one.equals(before):
+    if _table_differs(one, manager, before):
         object.__setattr__(one, "_mgr", before._mgr)
         getattr(one, "_item_cache", {}).clear()
 

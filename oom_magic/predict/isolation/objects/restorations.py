@@ -31,10 +31,10 @@ import numpy as np
 import torch
 
 from oom_magic.language import _
-from oom_magic.predict.isolation.objects.function_caches import CACHED_FUNCTION, cache_noted
+from oom_magic.predict.isolation.objects.function_caches import CACHED_FUNCTION, cache_noted, results_of
 from oom_magic.predict.isolation.objects.of_libraries import COPIED_BYTES, Restoration, library_restoration_of, nothing
 from oom_magic.predict.isolation.objects.streams import stream_noted
-from oom_magic.predict.isolation.snapshot import fill
+from oom_magic.predict.isolation.snapshot import fill, is_unchanged
 from oom_magic.units import format_bytes
 
 _OF_DATABASES = ("isolation_level", "row_factory", "text_factory")
@@ -56,7 +56,8 @@ def restoration_of(one: Any, room: int) -> Restoration | None:
         return _of_array(one, room)
     if isinstance(one, CACHED_FUNCTION):
         undo, inner = cache_noted(one)
-        return Restoration(undo, inner=inner)
+        before = results_of(one)
+        return Restoration(undo, inner=inner, differs=lambda: not is_unchanged(before, results_of(one)))
     if isinstance(one, mmap.mmap):
         return _of_map(one, room)
     if isinstance(one, memoryview):
@@ -229,13 +230,17 @@ def _of_array(one: Any, room: int) -> Restoration:
         inner.append(vars(one))
     if one.dtype.hasobject:
         inner += one.flat if one.dtype == object else []
-        return Restoration(partial(_restore_objects, one, one.copy()), 0, inner)
+        before = one.copy()
+        return Restoration(
+            partial(_restore_objects, one, before), 0, inner, differs=partial(_objects_differ, one, before)
+        )
     if isinstance(one, np.memmap) and one.mode != "c":  # copied on write, so no file holds what is set
         return Restoration(nothing, 0, inner)
     is_own = one.flags.writeable or one.flags.owndata  # of another one's memory a flag cannot be set without it
     if is_own and one.nbytes <= min(COPIED_BYTES, room):
-        undo = partial(_restore_array, one, one.copy(order="K"), one.flags.writeable)
-        return Restoration(undo, int(one.nbytes), inner)
+        before = one.copy(order="K")
+        undo = partial(_restore_array, one, before, one.flags.writeable)
+        return Restoration(undo, int(one.nbytes), inner, differs=partial(_array_differs, one, before))
     if not one.flags.writeable:
         return Restoration(partial(one.setflags, write=False), 0, inner)
     return Restoration(partial(_make_writeable, one), 0, inner, begin=partial(one.setflags, write=False))
@@ -257,17 +262,26 @@ def _restore_array(one: Any, before: Any, was_writeable: bool) -> None:
         with warnings.catch_warnings():  # NumPy 2.5 wants a new array instead; this one is the user's
             warnings.simplefilter("ignore", DeprecationWarning)
             one.shape = before.shape
-    if one.shape == before.shape and one.tobytes() != before.tobytes():  # a NaN is not equal to itself
+    if one.shape == before.shape and _array_differs(one, before):
         one[...] = before
     if not was_writeable:
         one.setflags(write=False)
 
 
+def _array_differs(one: Any, before: Any) -> bool:
+    """By bytes: a NaN is not equal to itself."""
+    return one.shape != before.shape or one.tobytes() != before.tobytes()
+
+
 def _restore_objects(one: Any, before: Any) -> None:
     if one.size != before.size:
         one.resize(before.shape, refcheck=False)
-    if one.shape == before.shape and one.flags.writeable and not all(map(operator.is_, one.flat, before.flat)):
+    if one.shape == before.shape and one.flags.writeable and _objects_differ(one, before):
         one[...] = before
+
+
+def _objects_differ(one: Any, before: Any) -> bool:
+    return one.shape != before.shape or not all(map(operator.is_, one.flat, before.flat))
 
 
 def _of_stream(one: Any) -> Restoration:
@@ -358,9 +372,11 @@ def _of_buffer(one: Any, room: int) -> Restoration:
     """Text and bytes in memory. Above the limit only the place in it is kept."""
     if not isinstance(one, (io.BytesIO, io.StringIO)):
         size = len(one) * getattr(one, "itemsize", 1)
-        return (
-            Restoration(functools.partial(_restore_items, one, one[:]), size) if size <= room else Restoration(nothing)
-        )
+        if size > room:
+            return Restoration(nothing)
+        before = one[:]
+        differs = functools.partial(operator.ne, one, before)
+        return Restoration(functools.partial(_restore_items, one, before), size, differs=differs)
     if one.closed:
         return Restoration(nothing)
     place = one.tell()
@@ -368,7 +384,9 @@ def _of_buffer(one: Any, room: int) -> Restoration:
     one.seek(place)
     if size > min(COPIED_BYTES, room):
         return Restoration(functools.partial(one.seek, place))
-    return Restoration(functools.partial(_restore_buffer, one, one.getvalue(), place), size)
+    before = one.getvalue()
+    differs = functools.partial(_buffer_differs, one, before)
+    return Restoration(functools.partial(_restore_buffer, one, before, place), size, differs=differs)
 
 
 def _restore_items(one: Any, before: Any) -> None:
@@ -376,10 +394,14 @@ def _restore_items(one: Any, before: Any) -> None:
         one[:] = before
 
 
+def _buffer_differs(one: Any, before: Any) -> bool:
+    return not one.closed and one.getvalue() != before
+
+
 def _restore_buffer(one: Any, before: Any, place: int) -> None:
     if one.closed:
         return
-    if one.getvalue() != before:
+    if _buffer_differs(one, before):
         one.seek(0)
         one.truncate()
         one.write(before)

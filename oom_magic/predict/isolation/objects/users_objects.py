@@ -200,6 +200,8 @@ class _Walk:
                 self._copies.give(vars(one))
             return inner
         self._notes.add_undo(found.undo)
+        if found.differs is not None:
+            self._notes.add_other(one, found.differs)
         if found.begin is not None:
             found.begin()
         self._room -= found.num_bytes
