@@ -218,6 +218,20 @@ def test_what_only_the_cpu_leaves_out_is_not_known() -> None:
     assert om.dry_run(train, gpu="A100 80GB").peak_allocated_bytes > 0
 
 
+@pytest.mark.parametrize("rows", [[[2, 0, 2, 1], [1, 3, 1, 3]], [[2, 0, 2, 1]]])
+def test_indices_of_a_sparse_tensor_are_known_when_they_are_made_distinct(rows: list[list[int]]) -> None:
+    def coalesced(device: str) -> list[list[int]]:
+        indices = torch.tensor(rows, device=device)
+        made = torch.sparse_coo_tensor(
+            indices, torch.ones(4, device=device), (3, 4)[: len(rows)], check_invariants=False
+        )
+        return list(made.coalesce().indices().cpu().tolist())
+
+    found: list[list[list[int]]] = []
+    observed(lambda: found.append(coalesced("cuda")))
+    assert found == [coalesced("cpu")]
+
+
 def test_large_constants_that_are_joined_stay_known() -> None:
     """As pruning over several layers joins their masks of ones."""
     found = []

@@ -7,6 +7,7 @@ their values are known; else all are assumed to be distinct.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -95,16 +96,24 @@ def _coalesced(gpu: FakeDevice, tensor: torch.Tensor) -> torch.Tensor:
     if number < 2:
         return made_of_parts(tensor, indices.clone(), values.clone(), True)
     known = gpu.values.get(indices)
-    num_unique = number if known is None else torch.unique(known, dim=1).shape[1]
+    distinct = None if known is None else _distinct(known, tensor.shape)
+    num_unique = number if distinct is None else distinct.shape[1]
     order = [indices.new_empty(number) for _unused in ("flat indices", "order", "where each begins")]
     for size_function in (merge_sort_bytes, unique_by_thrust_bytes):
         indices.new_empty(size_function(gpu.card, number), dtype=torch.uint8)
     made_values = values.new_empty((num_unique, *values.shape[1:]))
     made_indices = order[0][:num_unique][None] if len(indices) == 1 else indices.new_empty((len(indices), num_unique))
     order.clear()
-    if known is not None:
-        gpu.values.put(made_indices, torch.unique(known, dim=1))
+    if distinct is not None:
+        gpu.values.put(made_indices, distinct)
     return made_of_parts(tensor, made_indices, made_values, True)
+
+
+def _distinct(indices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """In order, by their places in a dense tensor: distinct columns take fifty times as long."""
+    sizes = shape[: len(indices)]
+    strides = torch.tensor([math.prod(sizes[at + 1 :]) for at in range(len(sizes))])
+    return torch.stack(torch.unravel_index(torch.unique(strides @ indices), sizes))
 
 
 def _added_to_dense(gpu: FakeDevice, dense: torch.Tensor, sparse: torch.Tensor, *, alpha: Any = 1) -> torch.Tensor:
