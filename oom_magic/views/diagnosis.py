@@ -89,6 +89,8 @@ _CONDITIONAL: dict[Language, tuple[str, ...]] = {"en": ("If ", "Where "), "zh": 
 _DEVICES = {"npu": "NPU", "mlu": "MLU"}
 _LONGEST_MESSAGE = 1200
 _MOST_HOLDERS = 12
+# What there is to do about failures that are not about memory, where more can be said than of any.
+_ADVICE_BY_FORMAT = {"tensorflow_goes_on": "advice_goes_on", "device_lost": "advice_device_lost"}
 _SIZE_ERRORS = ("request_absurd", "request_overflowed", "meaning_cuda_absurd_size")
 _LIKELY_FIT = 0.7
 _STATE_ON_HOST = "{name: value.cpu() for name, value in model.state_dict().items()}"
@@ -98,6 +100,8 @@ _STATE_ON_HOST = "{name: value.cpu() for name, value in model.state_dict().items
 def describe_diagnosis(diagnosis: Diagnosis) -> Description:
     """What happened, why and what to change, each in a line; below them everything that is known."""
     lang = diagnosis.lang
+    if diagnosis.main_failure is None and "asks_need" in diagnosis.told and diagnosis.confidence is Confidence.OPEN:
+        return _answer(diagnosis)
     blocks: list[Block] = []
     first = ""
     if diagnosis.main_failure is not None or diagnosis.cause is not Cause.UNKNOWN:
@@ -113,6 +117,13 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Description:
     blocks += [*_tensors(diagnosis), *_evidence(diagnosis), *_possible(diagnosis)]
     blocks += [*_numbers(diagnosis), *_story(diagnosis), *_holders(diagnosis), *_message(diagnosis)]
     return Description(_title(diagnosis), tuple(blocks))
+
+
+def _answer(diagnosis: Diagnosis) -> Description:
+    """Of a text that only asks how much memory a run needs: how to find out, and what its model's weights take."""
+    lang = diagnosis.lang
+    lines = (Sentence(translate("line_asked", lang)), Sentence(translate("line_answer", lang), "good"))
+    return Description(translate("title_asked", lang), (*lines, *_evidence(diagnosis)))
 
 
 def _title(diagnosis: Diagnosis) -> str:
@@ -248,6 +259,9 @@ def _advice(diagnosis: Diagnosis, lang: Language) -> str:
         return render_evidence(Evidence(f"remedy_{first.key}", first.values), lang)
     if diagnosis.phase == "saving" and diagnosis.cause is Cause.WEIGHTS_TOO_BIG:
         return translate("advice_saving", lang, code=_STATE_ON_HOST)
+    failure = diagnosis.main_failure
+    if failure is not None and failure.format in _ADVICE_BY_FORMAT and diagnosis.cause is Cause.NOT_OOM:
+        return translate(_ADVICE_BY_FORMAT[failure.format], lang)
     if diagnosis.cause in _WITH_USUAL_STEPS:  # the run has each of them, or nothing speaks for it
         return translate("advice_unknown", lang)
     return translate(f"advice_{diagnosis.cause.value}", lang, tool=device_tool(diagnosis.backend))

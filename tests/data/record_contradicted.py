@@ -1,6 +1,6 @@
 """Counts how often answers were false, by change and by what spoke for the cause: ``python record_contradicted.py``.
 
-``first_answers.jsonl`` holds what the code before each of the rounds 113 to 153 of ``blind_reports.jsonl`` said of that
+``first_answers.jsonl`` holds what the code before each of the rounds 113 to 155 of ``blind_reports.jsonl`` said of that
 round's texts, which it had never seen: the cause, its confidence and the grounds for it, whether the text speaks of a
 GPU, how the first change was told ("plain", "if_so" behind a check, or only the "check"), and what of the answer was
 contradicted. Each contradiction was sorted once more by what it is:

@@ -7,6 +7,7 @@ import pytest
 from oom_magic.explain.evidence.causes import Cause, Confidence
 from oom_magic.explain.evidence.measured.contradicted import is_doubtful
 from oom_magic.explain.explainer import explain
+from tests.support.told import as_shown
 
 # Of public threads, by their first lines.
 _OTHERS = (
@@ -202,3 +203,54 @@ def test_compilers_are_told_of_their_jobs_alone():
 def test_text_models_have_lengths_not_resolutions():
     text = "BERT, sequence length 1024 tokens, trained with batch 4: CUDA out of memory. Tried to allocate 192.00 MiB"
     assert "smaller_items" not in [one.key for one in explain(text, fast=True, lang="en").remedies]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.05GiB with freed_by_count=0. The caller indicates"
+            " that this is not a failure, but may mean that there could be performance gains",
+            "look behind them for what ended the run",
+        ),
+        ("server aborts: vk::Queue::submit: ErrorDeviceLost", "the driver's log"),
+        ("vLLM fails with UR_RESULT_ERROR_DEVICE_LOST on two Arc cards", "the driver's log"),
+    ],
+)
+def test_what_is_no_lack_of_memory_is_told_as_what_it_is(text, said):
+    answer = as_shown(text)
+    assert said in answer
+    assert "ran out." not in answer
+
+
+@pytest.mark.parametrize(
+    ("text", "backend", "cause"),
+    [
+        ('C++ exception with description "std::bad_alloc: hipErrorOutOfMemory: out of memory"', "hip", None),
+        ('Finetuning on two A40: "failed to allocate CPU buffer" in llama.cpp', "cpu", Cause.HOST_RAM),
+        ("When I diarize 5 hours it is consuming much cpu memory until killing itself. --device cuda", "cpu", Cause.HOST_RAM),
+        ("colabfold: jaxlib/cusolver_kernels.cc:44: operation cusolverDnCreate(&handle) failed. Not Enough GPU memory?",
+         "cuda", Cause.MEMORY_FRACTION_LIMIT),
+        ("fit in tf.keras consumes a high amount of system memory: twice the arrays. V100 32 GB", None, Cause.HOST_RAM),
+    ],
+)  # fmt: skip
+def test_whose_memory_a_message_is_about(text, backend, cause):
+    diagnosis = explain(text, fast=True, lang="en")
+    assert diagnosis.backend == backend
+    assert cause is None or diagnosis.cause is cause
+
+
+def test_a_filter_does_not_grow_with_the_batch():
+    text = (
+        "OOM when allocating tensor with shape[64,32,3,3] and type float on /device:GPU:0 by allocator GPU_0_bfc\n"
+        '[[node conv_2/convolution = Conv2D[T=DT_FLOAT, data_format="NCHW"]]]'
+    )
+    assert "grows with what goes through" not in as_shown(text)
+
+
+def test_a_request_over_all_points_of_a_picture_has_no_wrong_shape():
+    text = (
+        "Skip 2018.png due to an error: CUDA out of memory. Tried to allocate 171.24 GiB (GPU 0; 8.00 GiB total capacity;"
+        " 1.94 GiB already allocated; 4.00 GiB free; 2.94 GiB reserved in total by PyTorch)"
+    )
+    assert "is wrong" not in as_shown(text)

@@ -40,6 +40,7 @@ RESTS_ON: Mapping[str, tuple[str, ...]] = {
     "told_at_import": ("fills_at_import",),
     "told_higher_limit": ("higher_limit_helps",),
     "told_smaller_model": ("smaller_model_works",),
+    "told_fewer_layers": ("fewer_layers_help",),
     "told_saving": ("saves",),
     "told_loading": ("loads",),
     "told_more_gaussians": ("gaussians_grow",),

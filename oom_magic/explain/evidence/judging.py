@@ -180,7 +180,7 @@ def _judged(failure: Failure | None, text: str, clues: Clues) -> Judgement:
             evidence.append(Evidence("index_error_beside"))
         return Judgement(Cause.NOT_OOM, tuple(evidence), Confidence.CERTAIN)
     if failure is None and not (_ABOUT_MEMORY & clues.run.told or clues.faults or (clues.frames and clues.phase)):
-        return Judgement(Cause.UNKNOWN, (Evidence("no_message"),), Confidence.OPEN)
+        return Judgement(Cause.UNKNOWN, (*_of_no_message(clues),), Confidence.OPEN)
     supports = list(_supports(failure, clues, text))
     # Words alone are never certain, and some messages leave it open themselves.
     is_guess = failure is None or failure.is_oom is None or bool(failure.words)
@@ -199,13 +199,20 @@ def _judged(failure: Failure | None, text: str, clues: Clues) -> Judgement:
     possible = _with_growth_of_ram(possible)
     best = possible[0] if possible else None
     if best is None or best.degree < _NAMED_FROM:  # left open; what is told of the run names one first
-        known = (Evidence("no_message"),) if failure is None else tuple(observations(failure))
+        known = tuple(_of_no_message(clues) if failure is None else observations(failure))
         is_named = best is not None and (clues.has_prose or clues.program is not None)
         return Judgement(best.cause if best and is_named else Cause.UNKNOWN, known, Confidence.OPEN, possible)
     evidence = list(best.evidence) or [Evidence("computing_told")]
     if failure is None:
-        evidence.insert(0, Evidence("no_message"))
+        evidence[:0] = _of_no_message(clues)
     return Judgement(best.cause, tuple(evidence), best.confidence, possible)
+
+
+def _of_no_message(clues: Clues) -> Iterator[Evidence]:
+    """That no message is known; and what the model that is asked about takes."""
+    yield Evidence("no_message")
+    if "asks_need" in clues.shown and clues.weights is not None:
+        yield Evidence("weights_asked", {**clues.weights.said, "state_bytes": clues.weights.state_bytes})
 
 
 def _with_growth_of_ram(possible: tuple[PossibleCause, ...]) -> tuple[PossibleCause, ...]:
@@ -251,7 +258,8 @@ def _tempered(possible: Sequence[PossibleCause], shares: Mapping[Cause, float]) 
     def rank(one: PossibleCause) -> float:
         rarity = max(shares.get(one.cause, 0.0), _LEAST_SHARE) ** _WEIGHT_OF_PRECEDENTS
         degree = one.degree if one.degree >= _BEYOND_PRECEDENT else one.degree * rarity
-        return degree * _OF_THIS_RUN if _is_of_all_runs(one.evidence, _OF_ANY_TRAINING) else degree
+        only_asked = one.cause is Cause.DRIVER_LEVEL and one.degree <= _WHO_ASKED  # the message says no more of why
+        return degree * _OF_THIS_RUN if only_asked or _is_of_all_runs(one.evidence, _OF_ANY_TRAINING) else degree
 
     found: list[PossibleCause] = []
     for one in sorted(possible, key=lambda one: -rank(one)):

@@ -17,6 +17,8 @@ _VARIABLE = re.compile(
     r"failed at (?:\w*assign_op|resource_variable_ops)|[Nn]ode:? ?[^\s=]{0,80}/(?:Assign|Initializer/)"
 )
 _OF_TOKENS = re.compile(r"atten|transformer|bert|\bseq|token|gpt|softmax|MatMul|einsum", re.I)
+_CONVOLUTION = re.compile(r"(?:node|Node:)[^\n]{0,200}?[Cc]onv[^\n]{0,200}data_format=\"NCHW\"")
+_FILTERS = (3, 5)  # sizes of filters, and of hardly any picture
 _LARGEST_KERNEL = 11  # height and width of a convolution's kernel, where a batch of pictures has larger ones
 
 
@@ -41,6 +43,8 @@ def stated_shape(shape: tuple[int, ...], text: str) -> Iterator[Support]:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.6, Evidence("shape_of_kernel", {"sizes": sizes}))
         yield Support(Cause.ACTIVATIONS, -0.4)
         return
+    if len(shape) == 4 and shape[2] == shape[3] in _FILTERS and _CONVOLUTION.search(text):
+        return  # cuDNN's order of a filter: small, it says nothing of what had filled the device
     is_square = len(shape) == 4 and shape[2] == shape[3] and shape[2] >= 64 and shape[1] <= 128 and shape[1] != 3
     if is_square and _OF_TOKENS.search(text) and not _IMAGE_NODE.search(text):
         yield Support(Cause.ATTENTION_SCORES, 0.6, Evidence("shape_of_scores", {"sizes": sizes}))

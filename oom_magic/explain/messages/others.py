@@ -29,6 +29,8 @@ class MessageKind:
 
 # More than a log of several megabytes contains; it bounds the time for a phrase that is repeated endlessly.
 MOST_OF_A_KIND = 5_000
+# XLA's allocator, too: an attempt of autotuning, after which it takes a slower way.
+_GOES_ON = r"(?:withfreed_by_count=\d{1,9})?\.thecallerindicatesthatthisisnotafailure"
 _LIBRARY = r"(?:cublas|cusolver|cusparse|curand)_status_"
 _WORKER = r"dataloaderworker(?:\(pid(?:\(s\))?[^)]{0,60}\))?"
 _DTYPE = r"(?P<dtype>(?:b?float|q?u?int|complex|bool|double|half|object|string|variant|resource)\d{0,3})"
@@ -89,7 +91,8 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("llama_cpp", "cuda", True, r"ggml_vulkan:devicememoryallocationofsize(?P<requested_bytes>\d{1,22})failed"),
     ("llama_cpp_host", "cpu", True,
         r"cpu_buffer_type_alloc_buffer:failedtoallocatebufferofsize(?P<requested_bytes>\d{1,22})"),
-    ("llama_cpp_host", "cpu", True, r"failedtoallocatecpu\d{0,2}bufferofsize(?P<requested_bytes>\d{1,22})"),
+    ("llama_cpp_host", "cpu", True,
+        r"(?:failed|unable)toallocatecpu\d{0,2}buffer(?:ofsize(?P<requested_bytes>\d{1,22}))?"),
     (
         "ollama_host", "cpu", True,
         rf"modelrequiresmoresystemmemory(?:\((?P<requested>{SIZE})\)thanisavailable\((?P<free>{SIZE})\))?",
@@ -135,6 +138,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("thrust", "cuda", True, r"thrust::.{0,60}?bad_alloc|(?:std::bad_alloc"
     r"|badallocation):(?:cudaerrormemoryallocation|outofmemory)"
     r"(?::outofmemory-?freememory:(?P<free_bytes>\d{1,22})-?requestedmemory:(?P<requested_bytes>\d{1,22}))?"),
+    ("thrust", "hip", True, r"(?:std::bad_alloc|badallocation):hiperroroutofmemory"),
     ("thrust", "cuda", True, r"device_helpers\.cuh\(\d{1,6}\):outofmemory"),
     ("thrust", "cuda", True, r"(?:parallel_for|reduce|sort|scan|copy)failed:(?:[a-z]{1,40}:)?outofmemory"),
     ("numba", "cuda", True, r"calltocumem\w{1,20}resultsincuda_error_out_of_memory"),
@@ -167,7 +171,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         r"unabletoallocate(?:(?P<requested>\d{1,6}\.?\d{0,4}(?:bytes|[kmgtpe]ib))foran)?arraywithshape"
         rf"\((?P<shape>[\d,]{{0,80}})\)(?:anddatatype{_DTYPE})?",
     ),
-    ("bad_alloc", "cpu", True, r"std::bad_alloc(?:what\(\):std::bad_alloc)?(?!:(?:cuda|out|rmm))"),
+    ("bad_alloc", "cpu", True, r"std::bad_alloc(?:what\(\):std::bad_alloc)?(?!:(?:cuda|hip|out|rmm))"),
     ("bad_alloc", "cpu", True, r"arrowmemoryerror:(?:malloc|realloc)ofsize(?P<requested_bytes>\d{1,22})failed"),
     ("opencv", "cpu", True, r"\(-4:insufficientmemory\)failedtoallocate(?:(?P<requested_bytes>\d{1,22})bytes)?"),
     ("java_heap", "cpu", True, r"java\.lang\.outofmemoryerror"),
@@ -249,7 +253,8 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         "tensorflow", "hip", True,
         r"failedtoallocate[\d.]{1,12}[kmgt]?i?b?\((?P<requested_bytes>\d{1,22})bytes\)fromdevice:hip_?error",
     ),
-    ("tensorflow", "tensorflow", True, rf"ranoutofmemorytryingtoallocate(?P<requested>{SIZE})"),
+    ("tensorflow_goes_on", "tensorflow", False, rf"ranoutofmemorytryingtoallocate{SIZE}{_GOES_ON}"),
+    ("tensorflow", "tensorflow", True, rf"ranoutofmemorytryingtoallocate(?P<requested>{SIZE})(?!{_GOES_ON})"),
     ("tensorflow", "tensorflow", True, r"resourceexhaustederror:(?:failedtoallocate|oom(?!when))"),
     ("tensorflow", "tensorflow", True, r"dsttensorisnotinitialized"),
     ("tensorflow", "tensorflow", True, r"limit:\d{6,20}inuse:\d{6,20}maxinuse:"),
@@ -294,6 +299,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("cuda_other_error", "cuda", False,
         r"cuda(?:malloc\w{0,12}|memgetinfo)fail(?:ed|s)[:,](?:unknownerror|initializationerror|driver|invalid|nocuda)"),
     ("context_full", None, False, r"couldnotfindakvslot|promptistoobigcomparedtokvsize"),
+    ("device_lost", None, False, r"device_?lost(?:error)?(?![a-z])|ur_result_error_device_lost"),
     ("no_kernel_image", "cuda", False, r"nokernelimageisavailable"),
     ("physx_overflow", "cuda", False, r"pxg\w{1,40}::\w{1,60}bufferoverflowdetected"),
     ("int32_limit", "cuda", False, r"tensorswithmorethanint_max|canuse32bitindexmath"),

@@ -32,7 +32,7 @@ _TOLD_DEVICE = (
     rf"{_TOO_MUCH}(?:(?:gpu|cuda|video|graphics) ?memory|v-?ram)|"
     rf"\b{_GPU}\b{_NEAR}\b{_SPENT}\b|\b{_SPENT}\b{_NEAR}\b{_GPU}\b"
     rf"|\bkilled\b[^.\n]{{0,80}}\b(?:due to|because of) (?:the |my )?{_GPU}\b"
-    r"|\b(?:un|in)sufficient v-?ram\b|\bout of (?:gpu|cuda|video|device|graphics) memory\b"
+    r"|\b(?:un|in)sufficient v-?ram\b|\b(?:cuda|gpu) out memory\b|\bout of (?:gpu|cuda|video|device|graphics) memory\b"
     r"|(?:cuda|gpu|\u663e\u5361) ?\u5185\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa|\u4f1a?\u7206)"
     r"|\u663e\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa|\u7206|\u70b8|\u8d85)|[\u7206\u70b8]\u4e86?\u663e\u5b58"
 )
@@ -99,7 +99,8 @@ KILLED = re.compile(
             rf"{_BY_AUTHOR}\bkilled\b{_ITS_OBJECT}",
             r"[\"'`\u2018\u201c*(\uff08]kill(?:ed)?[.,]?[\"'`\u2019\u201d*)\uff09]",
             r"\bbackground workers? (?:are|is) (?:no longer alive|6 feet under)",
-            r"\b(?:process|program|script|it) kills? itself\b|\bit kills the process\b",
+            r"\b(?:process|program|script|it) kills? itself\b|\b(?:until|then) killing itself\b"
+            r"|\bit kills the process\b",
             r"\bsigkill\b|\bsignal:? ?9\b|(?:exit|return) ?code:? ?-9\b|returncode=-9|\bexitcode:? ?-9\b",
             r"oom[- _]?kill|(?:system|kernel|os) kill(?:ed|s)|terminated abruptly|abruptly died|\bevicted\b",
             r"(?:exit(?:ed)?|code)(?: with)?(?: code| status)?:? ?137\b|exit(?:ed)?(?: code| status):? ?9\b",
@@ -145,7 +146,7 @@ _HOST_IS_FREE = re.compile(rf"\bram\b{_IS_FREE}", re.I)
 _GROWS_IN_TRAINING = re.compile(r"训练[^\n，。]{0,6}(?<!系统)(?<!服务器)(?<!主机)(?<!cpu)(?<!机器)[内內]存", re.I)
 _MEMORY_IN_CHINESE = re.compile("[内內]存|記憶體")
 _MEMORY_OF_HOST = re.compile(
-    r"\bram\b|(?<!face )(?<!blocks )(?<!block )\bswap\b|\b(?:system|host|main) memory\b", re.I | re.A
+    r"\bram\b|(?<!face )(?<!blocks )(?<!block )\bswap\b|\b(?:system|host|main|cpu) memory\b", re.I | re.A
 )
 _NO_DEVICE = re.compile(
     r"\busing gpu in script\?: ?no\b|\(no (?:cuda|gpu|video) memory\)|\bnot using (?:the |any )?(?:cuda|gpus?)\b"
@@ -172,6 +173,7 @@ _TROUBLE = re.compile(r"(?:\S+ )?memory (?:issues?|problems?)", re.I | re.A)
 _A_QUESTION = re.compile(
     r"是因为|是不是|是否|难道|\b(?:is|was|could) (?:it|this|that) (?:be )?(?:because|due|caused|related)", re.I | re.A
 )
+_IS_IT_ENOUGH = re.compile(r"[够夠足]不[够夠足]|[够夠]用?[吗嗎]")
 _HOW_TO = re.compile(
     r"\b(?:is|are) there (?:a|any) \w+ to\b|\bhow (?:can|do|to|should)\b[^.\n]{0,16}"
     r"\b(?:avoid|prevent|diagnos\w*|debug)\b|\bany (?:way|ideas?|hints?|advice)\b",
@@ -227,7 +229,7 @@ def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
             yield (_OF_WHOM[True, False] if is_of_card else kind), match
             return
     sign = _sign(cleaned)
-    if sign is not None and not _is_asked(cleaned, sign):
+    if sign is not None and not (_is_asked(cleaned, sign) or _asks_whether_enough(cleaned, sign)):
         kind = _of_statement(_statement(cleaned, sign)) or _whose_in_all(cleaned[:_LONGEST_STORY])
         says_ram_of_device = kind.backend == "cpu" and _means_device_by_ram(cleaned[:_LONGEST_STORY])
         yield (_OF_WHOM[True, False] if says_ram_of_device else kind), sign
@@ -242,7 +244,8 @@ def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
 def _first_told(pattern: re.Pattern[str], cleaned: str) -> re.Match[str] | None:
     """The first place of a story that tells of a failure, rather than that there was none."""
     matches = islice(pattern.finditer(cleaned, 0, _LONGEST_STORY), _MOST_STATEMENTS)
-    return next((one for one in matches if not (_is_denied(cleaned, one) or _is_to_be_avoided(cleaned, one))), None)
+    no_failure = (_is_denied, _is_to_be_avoided, _asks_whether_enough)
+    return next((one for one in matches if not any(is_so(cleaned, one) for is_so in no_failure)), None)
 
 
 def _is_denied(cleaned: str, match: re.Match[str]) -> bool:
@@ -250,6 +253,12 @@ def _is_denied(cleaned: str, match: re.Match[str]) -> bool:
     if line.lstrip().startswith("//"):  # a comment of code
         return True
     return _DENIED.search(cleaned[max(0, match.start() - 24) : match.end()]) is not None
+
+
+def _asks_whether_enough(cleaned: str, match: re.Match[str]) -> bool:
+    """Whether what was found is a part of "is it enough or not?", as Chinese asks."""
+    around = _IS_IT_ENOUGH.finditer(cleaned, max(0, match.start() - 2), match.end() + 2)
+    return any(asked.start() < match.end() and match.start() < asked.end() for asked in around)
 
 
 def _is_to_be_avoided(cleaned: str, match: re.Match[str]) -> bool:

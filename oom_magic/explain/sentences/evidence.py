@@ -239,6 +239,10 @@ EVIDENCE: Sentences = {
         "“{model}” in the text is read as {billions} billion parameters: {weights_bytes} with {bits} bits each; the"
         " card has {total_bytes}."
     ),
+    "weights_in_32_bits": (
+        "“{model}” in the text is read as {billions} billion parameters: {weights_bytes} with {bits} bits each, as many"
+        " programs load them where no dtype is given; the card has {total_bytes}."
+    ),
     "weights_fill_mac": (
         "“{model}” in the text is read as {billions} billion parameters: {weights_bytes} with {bits} bits each;"
         " PyTorch may use {total_bytes} of this Mac's memory."
@@ -301,6 +305,11 @@ EVIDENCE: Sentences = {
     "free_in_pieces": ("{free_bytes} were free, more than the {requested_bytes} requested, but not in one piece."),
     "small_card": ("The device has only {total_bytes}, and its driver's context alone takes some hundred MiB of that."),
     "weights_logged": "The log says that the weights take {weights_bytes} of the {total_bytes}.",
+    "weights_asked": (
+        "“{model}” in the text is read as {billions} billion parameters: {weights_bytes} with {bits} bits each;"
+        " {state_bytes} with gradients and Adam's state where all are trained in 32 bits. What is computed comes on"
+        " top."
+    ),
     "weights_named": (
         "“{model}” in the text is read as {billions} billion parameters: {weights_bytes} with {bits} bits each, more"
         " than most cards hold beside what is computed."
@@ -313,6 +322,18 @@ EVIDENCE: Sentences = {
         "TensorFlow takes nearly the whole device at its start; cuDNN and cuBLAS then find too little memory"
         " beside that share."
     ),
+    "handle_beside_share": (
+        "The program takes most of the device at its start; a library of CUDA that is set up later finds too little"
+        " beside that share."
+    ),
+    "runtime_takes": (
+        "A model of {size} takes little itself: the rest is what its runtime sets up (CUDA's context and libraries, the"
+        " workspace of TensorRT)."
+    ),
+    "vulkan_limit": (
+        "Vulkan's drivers allow only so much in one piece (maxMemoryAllocationSize), however much is free."
+    ),
+    "told_fewer_layers": "Each layer that stays in RAM leaves its weights, and its part of the cache, off the device.",
     "told_merging": "Merging takes the whole model, not only what was trained.",
     "told_given": "The memory assigned to a job, pod or container is RAM; GPU memory is not divided like that.",
     "start_refused": (

@@ -182,6 +182,13 @@ MEANINGS: Sentences = {
         "The program was not built for this GPU's architecture: install a build that supports it. This is not"
         " about memory."
     ),
+    "meaning_tensorflow_goes_on": (
+        "TensorFlow's allocator says that this is no failure: a faster way of computing had no room, and it took"
+        " another. What ended the run, if anything did, is written behind these lines."
+    ),
+    "meaning_device_lost": (
+        "The driver lost the device: it crashed, was reset, or took too long. That says nothing of memory."
+    ),
     "meaning_physx_overflow": (
         "A buffer of PhysX on the GPU is smaller than the scene needs; the message names its setting. This is not a"
         " lack of memory."

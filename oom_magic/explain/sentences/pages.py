@@ -62,8 +62,14 @@ PAGE_CATALOGUE: Sentences = {
     "title_nothing": "No known memory error found",
     "title_told_full": "The author reports that memory ran out",
     "title_told_killed": "The author reports that a process was killed",
+    "title_asked": "A question about how much memory a run needs",
     "title_told": "The text is about memory, without a message that is known here",
     # The three lines on top.
+    "line_asked": "The text tells of no failure.",
+    "line_answer": (
+        "How to find out: Run it on a pretend card, without a GPU: %%gpumem above its cell, or"
+        " python -m oom_magic run SCRIPT."
+    ),
     "line_what": "What happened: {text}",
     "line_why": "Why: {text} (Confidence: {confidence}.)",
     "line_why_open": "Why: {text}",
@@ -143,6 +149,8 @@ PAGE_CATALOGUE: Sentences = {
     "advice_driver_level": (
         "Check with {tool} whether the device is full; leave some memory free for what does not go through PyTorch."
     ),
+    "advice_goes_on": "Nothing because of these lines; look behind them for what ended the run.",
+    "advice_device_lost": "Look into the driver's log (on Linux: dmesg) for the reason.",
     "advice_not_oom": "Look into the error named above; using less memory will not fix it.",
     "advice_unknown": "With the traceback above the message, or the model and its sizes, more can be said.",
     "price_by_settings": "Savings not estimated. Describe the run, and each change is rehearsed:",

@@ -48,7 +48,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "names_evaluation": said_as(r"\bvalidat\w+|\beval(?:uat\w+)?\b|\btest(?:ing| set| data| phase)\b|验证|评估|测试"),
     "sees_pictures": said_as(
-        r"pixel_values|multi-?modal|\bmm[-_]|\b(?:vision|images?|pictures?|videos?)\b|[-_]vl\b|llava|mllama",
+        r"pixel_values|multi-?modal|\bmm[-_]|\.(?:png|jpe?g)\b|\b(?:vision|images?|photos?|pictures?|videos?)\b|[-_]vl\b|llava|mllama",
     ),
     "reads_pictures": said_as(r"[-_]vl\b|\bqwen[\w.-]{0,6}vl\b|llava|mllama|internvl|minicpm-?v|multi-?modal|多模态"),
     "names_checkpoint": said_as(
@@ -214,9 +214,9 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|ed|s|_(?!\w+ ?[:=] ?\d)\w+)?\b(?![- ]free| and inference|\?(?<=and training\?))"
         r"(?<!trained(?= model))(?<!trained(?= weights))(?<!trained(?= network))",
         r"\bfine[- ]?tun(?!ed (?:[\w.-]+ ){0,2}(?:models?|weights|checkpoints?|version)\b)",
-        r"\btrain\w*\.(?:py|sh)", r"(?<!-)\bepochs?\b", r"(?<![-_])\b(?:grpo|rlhf|dpo|reinforce\+\+)\b",
+        r"\btrain\w*\.(?:py|sh)", r"(?<!-)\bepochs?\b", r"(?<![-_])\b(?:grpo|rlhf|dpo|sft|reinforce\+\+)\b",
         r"\.backward\(", r"dreambooth|(?:mak|creat|train)\w*\s(?:\w+\s){0,3}loras?\b",
-        r"训练|訓練|微调|学習|학습|훈련|обуч(?:а|ен)|\b(?:entrena|entra[iî]n|treina|treino|trainier)\w*",
+        r"训练|訓練|微调(?!后?的?(?:模型|权重))|学習|학습|훈련|обуч(?:а|ен)|\b(?:entrena|entra[iî]n|treina|treino|trainier)\w*",
     ),
     "computes_on_host": said_as(
         r"\b(?:umap|hdbscan|scikit|sklearn|scikit-learn|pandas|gensim|countvectorizer|tf-?idf|xgboost|lightgbm|pyspark"

@@ -119,7 +119,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?<!video )(?<!gpu )(?<!card )\bmemory (?:fills?|filled) up\b(?=[^.\n]{0,60}memory ?error)",
         rf"{_HOST}{_NO_GPU}{{0,60}}?\b(?:{_RISES}|{_SPENT}|decreas\w*)", rf"(?:{_SPENT}|increas\w*|grow\w*|out of"
         rf"|enough|all (?:of )?(?:the|my)?){_NO_GPU}{{0,24}}?{_HOST}",
-        rf"\b(?:high|large|huge|excessive|too much) {_HOST} (?:usage|use|consumption|load|pressure)",
+        rf"\b(?:high|large|huge|excessive|too much) (?:{_HOST} (?:usage|use|consumption|load)|amounts? of {_HOST})",
         rf"{_HOST} (?:requirements?|usage|consumption|footprint) (?:is|are) (?:\w+ ){{0,2}}(?:huge|high|large)",
         rf"{_HOST}{_NO_GPU}{{0,12}}\b(?:cost|tak|us|consum)\w* (?:too|so) (?:much|high)",
         r"\b(?:consum|tak|eat|fill)(?:s|es|ing|e)?\b[^.\n]{0,24}\b\d{2,4} ?[gt]i?b of (?:ram|swap)\b",
@@ -174,8 +174,9 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:hours?|minutes?"
         r"|mins?|days?|iterations?|iters?|(?:time)?steps?|epochs?|batches|requests?|images?|generations?|runs?|rounds?|episodes?"
         r"|files?|samples?|frames?|videos?|messages?|sequences?|sentences?|texts?|documents?|pages?|clips?|songs?|experiences?))",
-        r"(?:can|could) run (?:some|a few|several) epochs?", r"(?:middle|midst) of (?:the )?training|half-?way"
-        r"|mid-?training",
+        r"(?:can|could) run (?:some|a few|several) epochs?"
+        r"|\bat (?:a|some) (?:specific|certain|particular) (?:point|step)|(?:middle|midst) of (?:the )?training"
+        r"|half-?way|mid-?training",
         r"训练(?:了)?(?:一段时间|几个|一会)|过一(?:会|段时间)|中途|跑着跑着|一段时间[之以]?后",
         r"\d ?[万千]?(?:次|步|轮|条|张|个)\w{0,6}[之以]后",
         r"\b(?:crash|fail|die|stop|break|kill)\w* (?:at|on|in|around|by) (?:\w+ ){0,2}\d{1,6}(?:st|nd|rd|th)"

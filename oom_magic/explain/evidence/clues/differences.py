@@ -98,6 +98,14 @@ OBSERVED: dict[str, re.Pattern[str]] = {
         r"\bsmaller models? (?:\w+ ){0,2}(?:works?|runs?|loads?|fits?|is fine|are fine)\b",
         r"小(?:一点的)?模型(?:就|都|则)?(?:可以|没问题|正常)",
     ),
+    "fewer_layers_help": said_as(
+        r"\b(?:unless|only (?:if|when|with)|not|cannot|can'?t|more than|works?|loads?|fits?|runs?)\b[^.\n]{0,24}"
+        r"\b(?:n_?gpu_?layers|ngl|gpu[- ]layers|num_gpu)\b[^.\n\d]{0,12}\d{1,2}\b",
+        r"\b(?:n_?gpu_?layers|ngl|gpu[- ]layers|num_gpu)\b[^.\n\d]{0,12}\d{1,2}\b[^.\n]{0,16}"
+        r"\b(?:or (?:less|fewer|lower)|works?|is fine|max\w*)\b",
+        r"\b(?:can|could) only (?:load|offload|put|fit) \d{1,2} (?:of \d{1,3} )?layers\b",
+        r"\bignor\w+ (?:the |my )?[-`]{0,3}(?:ngl|n_?gpu_?layers|num_gpu)\b",
+    ),
     "smaller_input_works": said_as(
         r"(?:small(?:er)?|low(?:er)?|short(?:er)?)[- ](?:\w+ )?(?:set|subset|data\w*|images?|quality|resolution|inputs?"
         r"|sequences?|samples?|graphs?|scenes?|files?|size)\b[^\n]{0,40}(?<!the )(?<!my )(?<!this )\b"

@@ -199,6 +199,7 @@ OTHERS_ON_DEVICE: dict[str, re.Pattern[str]] = {
         r"\b(?:other|another|several|two|multiple|\d{1,3})(?: other| different| more)? models?"
         r" (?:is |are |was |were )?(?:also )?(?:running|using|hosted|served|deployed|loaded)",
         r"\b\d{1,3} other models\b",
+        r"\b(?:contain|host|deploy|serv|load)\w* (?:\w+ ){0,2}(?:\d{2,3}|hundreds of|dozens of|many) (?:\w+ )?models\b",
         r"\bnot (?:enough )?(?:memory |load |loading |keep |hold )(?:for )?(?:all |both )(?:the |of the )?"
         r"[^.\n]{0,40}\bmodels?\b",
         r"\b(?:all|both|two) (?:the )?models (?:at the same time|at once|in memory|on the gpu)\b",

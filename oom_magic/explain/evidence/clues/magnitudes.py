@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from oom_magic.units import GIB
+from oom_magic.units import GIB, MIB
 
 # An input of at least this size counts as large: a card of a few years ago processes it only in parts.
 _LARGE_PICTURE = 1_000_000
@@ -83,7 +83,7 @@ _FACTORS = {"k": 1_000, "thousand": 1_000, "m": 1_000_000, "million": 1_000_000,
 _PARAMETERS = re.compile(
     r"(?<![\w.])(?:[A-Za-z][\w.]{0,24}[-_: ]|[A-Za-z]{3,12})?(\d{1,3}(?:\.\d{1,2})?)[Bb](?![\w]*yte)(?! ?bytes)"
     r"(?! (?:of )?(?:v-?)?(?:ram|RAM|memory)\b)"
-    r"(?=[-_\s.,:;)\]/'\"`]|$)"
+    r"(?=[-_\s.,:;?!)\]/'\"`，。、？！]|$)"
 )
 # Billions of parameters of models whose names do not say it, by their cards; of pipelines the largest part.
 _NAMED = tuple(
@@ -100,6 +100,16 @@ _NAMED = tuple(
         (r"\bhunyuan(?:[-_ ]?video)?\b(?![-_ ]?(?:video)?[-_ ]?(?:1\.5|3d|dit|image|a\d))", 13.0),
         (r"\bwan[-_ ]?2\.[12]\b", 14.0),
         (r"\bphi[-_]?4\b(?![-_]mini)", 14.0),
+        (r"\bphi[-_ ]?3(?:\.5)?[-_ ]?mini\b", 3.8),
+        (r"\bcogvlm2?\b", 17.0),
+        (r"\bchatglm[23]?\b(?![-_ ]?\d{1,3}b)", 6.2),
+        (r"\bgpt-?2[-_ ]?xl\b", 1.56),
+        (r"\bt5[-_]?(?:v1_1[-_])?xxl\b", 11.3),
+        (r"\bt5[-_]?(?:v1_1[-_])?xl\b", 2.85),
+        (r"\bwhisper[-_ ]?large(?![-_ ]?(?:v3[-_ ]?)?turbo)(?:[-_ ]?v[23])?\b", 1.55),
+        (r"\bmusicgen[-_ ]?large\b", 3.3),
+        (r"\bsd[-_ ]?xl\b|stable[-_ ]diffusion[-_ ]xl", 2.6),
+        (r"\bstable[-_ ]diffusion[-_ ]v?[12][-.]\d\b|\bsd[-_ ]?v?(?:1\.[45]|2\.[01])\b", 0.87),
     )
 )
 _BITS_PER_WEIGHT = re.compile(r"(\d(?:\.\d{1,2})?) ?bpw\b|\bexl[23][-_](\d\.\d{1,2})(?!\d)", re.I)
@@ -115,6 +125,8 @@ _BITS = (
     (re.compile(r"\bollama\b|\bnum_(?:gpu|batch)\b", re.I | re.A), 4.5),  # as its library has them
 )  # fmt: skip
 _BITS_OF_HALF = 16.0
+ADAM_BYTES = 16  # a trained parameter's, with its gradient and two moments, in 32 bits
+_HALF = re.compile(r"\b(?:b?fp?16|bfloat16|float16|torch_dtype|half(?:\(\)|[- ]precision)?)\b", re.I | re.A)
 
 
 @dataclass(frozen=True)
@@ -231,12 +243,18 @@ _ARTICLE = re.compile(r"^(?:the|an?|this|of|with|for|on|in) ", re.I)
 @dataclass(frozen=True)
 class Weights:
     """The largest model that a text names: bytes of its weights, its billions of parameters, the words that name it,
-    and the bits of each weight that were counted."""
+    and the bits of each weight that were counted; ``is_in_half``: the text itself says that they are 16."""
 
     num_bytes: int
     billions: float
     words: str
     bits: float
+    is_in_half: bool = False
+
+    @property
+    def state_bytes(self) -> int:
+        """What all parameters take that are trained with Adam: weights, gradients and two moments in 32 bits."""
+        return round(self.billions * 1e9) * ADAM_BYTES
 
     @property
     def said(self) -> dict[str, int | str]:
@@ -272,7 +290,8 @@ def weights_in(text: str, *, is_quantizing: bool = False) -> Weights | None:
     told = _BITS_PER_WEIGHT.search(text)
     known = next((bits for pattern, bits in _BITS if pattern.search(text)), _BITS_OF_HALF)
     bits = _BITS_OF_HALF if is_quantizing else known if told is None else float(told.group(1) or told.group(2))
-    return Weights(round(billions * 1e9 * bits / 8), billions, _ARTICLE.sub("", match.group()).strip(" -_:"), bits)
+    words = _ARTICLE.sub("", match.group()).strip(" -_:")
+    return Weights(round(billions * 1e9 * bits / 8), billions, words, bits, _HALF.search(text) is not None)
 
 
 _TRAINED = re.compile(r"\btrainable param(?:eter)?s?\W{1,4}(\d[\d,]{0,16})(?![\d.]*[ ]?[MBKmbk%])", re.I)
@@ -314,12 +333,14 @@ def _item_bytes(match: re.Match[str]) -> int:
 
 _CARD = re.compile(
     r"\b(?:RTX|GTX|GPUs?|Tesla|Quadro|[AHLBV]-?\d{2,3}G?|T4|P100|\d{4}(?: ?ti| ?super)?|VRAM|cards?|显卡|显存|\d ?[xX*]"
-    r" ?\w{2,6})\b[^\n\d]{0,16}(?:\d{4}[^\n\d]{0,12})?\b(\d{1,3}) ?(?:Gi?B?)\b"
+    r" ?\w{2,6})\b[^\n\d]{0,16}(?:\d{4}[^\n\d]{0,12})?\b(\d{1,3})(?:\.\d{1,2})? ?(?:Gi?B?)\b"
     r"(?! ?(?:ram|of ram|memory ram|models?|files?)\b)"
-    r"|\b(\d{1,3}) ?(?:Gi?B?) ?(?:of )?(?:VRAM|GPU|v?NPU|video|graphics|card|显存|显卡|vram)"
+    r"|(?<![\w.])(\d{1,3})(?:\.\d{1,2})? ?(?:Gi?B?) ?(?:of )?(?:VRAM|GPU|v?NPU|video|graphics|card|显存|显卡|vram)"
+    r"|(?<![\w.])(\d{1,3}) ?Gi?B? ?(?:RTX|GTX|Tesla|[AHV]\d{2,3}\b|T4|P100|[2-5]0\d0)"
     r"|\bon (?:an? )?(\d{1,3}) ?Gi?B\b(?! ?(?:of )?(?:ram|memory|models?|files?|data|videos?))",
     re.I | re.A,
 )  # vendors' GB of a GPU are GiB
+_FREE_IN_LOG = re.compile(r"\busing device [^\n]{0,120} - (\d{3,6}) MiB free")  # llama.cpp's
 # Memory that is used or needed, which is not the card's capacity.
 _IN_USE = re.compile(
     r"(?:allocat|us(?:e[sd]?|ing)\b|tak(?:e|es|ing)\b|consum|occup|need|requir|usage)\w*[^.\n]"
@@ -344,9 +365,12 @@ _CHOICE_OF_CARDS = re.compile(  # what a program needs, not what there is
 
 def card_bytes(text: str) -> int | None:
     """Memory of the GPU that the text names, by its size or its name (the larger variant of each); None: not named."""
+    logged = _FREE_IN_LOG.search(text)
+    if logged is not None:
+        return int(logged.group(1)) * MIB
     match = next((match for match in _CARD.finditer(text) if not _is_in_use(match)), None)
     if match:
-        size = int(match.group(1) or match.group(2) or match.group(3))
+        size = int(match.group(1) or match.group(2) or match.group(3) or match.group(4))
         return size * GIB if size >= 2 else None
     name = _CARD_NAME.search(_CHOICE_OF_CARDS.sub("", text))
     size_of = _KNOWN_CARDS.get(name.group(1).lower().replace(" ", "")) if name else None

@@ -245,7 +245,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "llama_cpp", "llama.cpp",
         re.compile(
-            r"llama_(?:model|kv|new|init|context|cpp)|llama\.cpp|ggml[_-]|LlamaCpp|n_gpu_layers"
+            r"llama_(?:model(?!s?\.py)|kv|new|init|context|cpp)|llama\.cpp|ggml[_-]|LlamaCpp|n_gpu_layers"
             r"|\bLM ?Studio\b|koboldcpp|llama-(?:server|cli)", re.I
         ),
         _llama_stages(

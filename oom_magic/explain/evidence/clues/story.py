@@ -1,4 +1,4 @@
-"""The causes and fixes that a text's author names.
+"""The causes and fixes that a text's author names, and whether all that is asked is how much memory a run needs.
 
 They are read in texts about a fix only (a guide, a report of a repair): a log that lists settings proposes none.
 """
@@ -6,6 +6,7 @@ They are read in texts about a fix only (a guide, a report of a repair): a log t
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from oom_magic.explain.evidence.causes import Cause
@@ -19,6 +20,24 @@ _LOOKS_FOR_A_WAY_OUT = re.compile(
 )
 # What is asked for is no proposal.
 _QUESTION = re.compile(r"[^.!?\n。！？]{0,400}(?:[?？]|\bwould be (?:\w+ )?(?:appreciated|nice|great|helpful)\b)")
+_MEMORY = r"(?:gpus?(?: memory)?|v-?ram|(?:video|graphics|cuda)[- ]?(?:memory|ram|cards?)|memory|hardware)"
+_NEEDED = r"(?:need\w*|requir(?:e[sd]?|ing)|tak(?:e|es|ing)|use[sd]?|using|cost\w*|enough|sufficient|recommended)"
+_ASKS_NEED = words(
+    rf"\b(?:how (?:much|many|large|big)|what (?:amount|size|kind|sort) of|what|which)"
+    rf" (?:(?:is|are|the|minimum|minimal|recommended|free|of|total|an?) ){{0,4}}{_MEMORY}\b"
+    rf"[^.?!\n]{{0,60}}\b{_NEEDED}\b",
+    rf"\b{_MEMORY}(?: \w+)? (?:requirements?|needed|needs)\b[^.!\n]{{0,60}}\?",
+    rf"\bminim(?:um|al)\b[^.?!\n]{{0,16}}\b{_MEMORY}\b[^.!\n]{{0,60}}\?",
+    r"(?:^|[.?!,\n] ?)(?:is|are|will|would|can) [^.?!\n]{0,24}\b\d{1,3} ?gi?b?\b[^.?!\n]{0,40}"
+    r"\b(?:enough|sufficient)\b[^.!\n]{0,60}\?",
+    r"(?:需要|要|用|占)[^\n，。？?]{0,6}(?:多[大少]|几个?g)[^\n，。？?]{0,8}(?:显存|vram|gpu)",
+    r"(?:显存|vram|gpu)[^\n，。？?]{0,12}(?:多[大少]|要求是|需求是)|(?:显存|vram|\dg|\dgb)[^\n，。]{0,6}[够夠](?:用)?(?:不[够夠]|[吗嗎么])",
+)
+_FAILED = words(
+    r"\b(?:fail|crash|error|kill|oom|trace ?back|exception)|\bran out|\bnot (?:\w+ ){0,3}(?:enou?gh|suffic\w*)"
+    r"|报错|失败|崩|爆|溢出"
+)
+_LONGEST_READ = 10_000
 _LEAST_NAMED = 2  # of causes and fixes: who names one asks about it
 _NOT_CLAIMED = words(TIP, r"If reserved[^\n]{0,160}")
 _CAUSES = (
@@ -83,6 +102,13 @@ class Story:
 
     causes: tuple[Cause, ...] = ()
     proposals: tuple[str, ...] = ()
+
+
+def asked_in(text: str) -> Iterator[str]:
+    """``asks_need`` for a cleaned text that asks how much memory a run needs, and tells of nothing that failed."""
+    head = text[:_LONGEST_READ]
+    if _ASKS_NEED.search(head) and not _FAILED.search(head):
+        yield "asks_need"
 
 
 def story_in(text: str) -> Story:

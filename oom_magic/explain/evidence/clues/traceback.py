@@ -26,7 +26,7 @@ from oom_magic.explain.evidence.clues.magnitudes import (
 from oom_magic.explain.evidence.clues.pasted_code import CodeFault, faults_in
 from oom_magic.explain.evidence.clues.programs import ProgramUse, find_program
 from oom_magic.explain.evidence.clues.progress import RunFacts, run_facts
-from oom_magic.explain.evidence.clues.story import Story, story_in
+from oom_magic.explain.evidence.clues.story import Story, asked_in, story_in
 from oom_magic.explain.evidence.clues.whose_code import shown_in
 from oom_magic.explain.messages.normalization import clean, without_repeats
 from oom_magic.explain.messages.told import named_accelerator
@@ -223,7 +223,7 @@ class Clues:
     ``num_trained`` is a log's count of trained parameters. ``has_prose``: somebody wrote more than a message.
     ``trains_few``: an adapter is trained; ``is_tiny``: one small
     picture a step. ``full_devices`` is what a pasted nvidia-smi shows of a GPU that is full. ``story`` is what the
-    author makes of it; ``accelerator`` the kind of device named, unless it is NVIDIA's; ``shown`` whose code there is.
+    author makes of it; ``accelerator`` the device named, unless it is NVIDIA's; ``shown`` what is shown and asked.
     """
 
     phase: str | None = None
@@ -312,7 +312,7 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         trains_few=bool(_FEW_PARAMETERS.search(head)),
         full_devices=_full_device(head),
         story=story_in(head),
-        shown=frozenset(shown_in(head)),
+        shown=frozenset((*shown_in(head), *asked_in(head))),
         skips_tactics=_skips_tactics(head),
         has_prose=_is_prose(cleaned, failure_start, message_format, all_text),
         is_tiny=_is_tiny(head),

@@ -1,6 +1,6 @@
 """How often answers at first sight were false: by the change they told, and by what spoke for the cause they named.
 
-``contradicted.json`` counts answers to public reports that the code had never seen (rounds 113 to 153). Causes told as
+``contradicted.json`` counts answers to public reports that the code had never seen (rounds 113 to 155). Causes told as
 likely were false in 1 of 85 answers where a number, a line of code or a message spoke for them, in 0 of 72 where only
 words did for RAM in a text that speaks of no GPU; in 5 of 17 where such a text speaks of a GPU, and in 6 of 60 where
 only words did for the device.

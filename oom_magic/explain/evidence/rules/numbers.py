@@ -126,7 +126,8 @@ def _too_big_request(failure: Failure, clues: Clues) -> Iterator[Support]:
         return
     values = {"requested_bytes": requested, "total_bytes": capacity}
     # what is over all pairs of an input's elements or a picture's points grows to any size, and is meant so
-    is_of_pairs = not {"dense_pairs", "of_latents", "diffuses", "makes_pictures"}.isdisjoint(clues.run.told) or (
+    of_pairs = {"dense_pairs", "of_latents", "diffuses", "makes_pictures", "sees_pictures"}
+    is_of_pairs = not of_pairs.isdisjoint(clues.run.told) or (
         clues.program is not None and clues.program.program.key in _OF_PICTURES
     )
     if requested > _ABSURD_TIMES * capacity and clues.tensor is None and not (is_of_pairs and not is_overflow(failure)):

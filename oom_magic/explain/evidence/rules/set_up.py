@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator
 
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
+from oom_magic.explain.evidence.checks import RESERVING
 from oom_magic.explain.evidence.clues.traceback import Clues
+from oom_magic.explain.evidence.rules.numbers import are_light
 from oom_magic.explain.messages.failure import Failure
 
 _CHECKPOINT_LOAD = re.compile(
@@ -29,6 +31,15 @@ _OPTIMIZER_SET_UP = re.compile(
 _FIRST_VALUES = re.compile(
     r"\[Op:((?:RandomStandardNormal|TruncatedNormal|RandomUniform\w*|VarHandleOp))\]|[\w/]{1,80}/(Initializer/\w{1,40})"
 )
+_NO_HANDLE = re.compile(
+    r"\bcu(?:solver|blas|dnn|fft|sparse)\w{0,6}Create\w{0,12}\b[^\n]{0,24}\bfail|Failed to create cu\w{3,8}"
+)
+# A model of a few MB, and the GB that it takes when it is loaded.
+_SMALL_MODEL = re.compile(
+    r"\bmodel\b[^\n]{0,60}?\b(\d{1,2}(?:\.\d{1,2})? ?MB)\b[^\n]{0,60}\b\d{1,2}(?:\.\d{1,2})? ?GB\b"
+)
+_RUNTIMES = ("onnxruntime", "tensorrt")
+_VULKAN = re.compile(r"\bggml_vulkan\b|\bvk::|[Vv]ulkan\b[^\n]{0,40}\b(?:fail|allocat|OutOf)")
 _OPENED = re.compile(r"^(?:/dev/nvidia\d{1,2}:)?[ \t]{1,40}\S{1,40}[ \t]{1,20}\d{1,9} F\.{2,4}m?\s", re.M)  # fuser -v
 
 
@@ -38,6 +49,30 @@ def set_up_rules(failure: Failure | None, clues: Clues, text: str) -> Iterator[S
     yield from _host(failure, clues)
     yield from _first_values(failure, text)
     yield from _at_start(failure, clues, text)
+    yield from _beside_share(clues, text)
+    yield from _vulkan(failure, clues, text)
+
+
+def _beside_share(clues: Clues, text: str) -> Iterator[Support]:
+    """What runtimes take for themselves: workspaces, and a share beside which a library of CUDA cannot start."""
+    small = _SMALL_MODEL.search(text)
+    if small is not None and clues.program is not None and clues.program.program.key in _RUNTIMES:
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.45, Evidence("runtime_takes", {"size": small.group(1)}))
+        yield from (Support(one, -0.8) for one in (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS))
+    reserves = clues.program is not None and clues.program.program.key in RESERVING
+    if reserves and _NO_HANDLE.search(text):
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.55, Evidence("handle_beside_share"))
+        yield Support(Cause.ACTIVATIONS, -0.4)
+
+
+def _vulkan(failure: Failure | None, clues: Clues, text: str) -> Iterator[Support]:
+    """Vulkan's refusal though the card has room: its drivers allow only so much in one piece."""
+    has_room = "device_idle" in clues.run.told or (clues.weights is not None and are_light(failure, clues))
+    stage = None if clues.program is None else clues.program.stage
+    is_of_context = stage is not None and stage.key in ("kv_cache", "compute", "context")  # grows with what is set
+    if has_room and not is_of_context and _VULKAN.search(text):
+        yield Support(Cause.DRIVER_LEVEL, 0.5, Evidence("vulkan_limit"))
+        yield from (Support(one, -0.6) for one in (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS))
 
 
 def _checkpoint(clues: Clues) -> Iterator[Support]:

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
 from oom_magic.explain.evidence.checks import RESERVING
 from oom_magic.explain.evidence.clues.environment import ONE_MEMORY
-from oom_magic.explain.evidence.clues.magnitudes import Weights
 from oom_magic.explain.evidence.clues.programs import ProgramUse
 from oom_magic.explain.evidence.clues.traceback import Clues
 from oom_magic.explain.evidence.rules.logs import reserved
 from oom_magic.explain.evidence.rules.made import MOST_OF_A_CARD, trains, what_was_made
-from oom_magic.explain.evidence.rules.numbers import are_light, as_written, card_of, is_held_by_others
+from oom_magic.explain.evidence.rules.numbers import are_light, is_held_by_others
 from oom_magic.explain.evidence.rules.texts import computes_plainly, largest_late
+from oom_magic.explain.evidence.rules.weights import weights_rules
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.units import GIB
 
@@ -28,15 +28,9 @@ _TELLS_MEMORY = ("dataloader", "sigbus")  # they say which memory ran out: no wo
 _LARGE_REQUEST_SHARE = 0.05
 _LARGE_REQUEST_BYTES = GIB // 2
 _LARGEST_DEVICE_BYTES = 512 * GIB  # no GPU has this much: a request for it is a mistake
-_ADAM_FACTOR = 8  # weights, gradients and two moments in fp32 for weights in half precision
-_ADAM_BYTES = 16  # a trained parameter's, with its gradient and two moments, in fp32
-_LARGE_PART = 0.7  # beside which a program's context and work hardly fit
-_NOT_WHOLE = {"shards", "swaps_blocks", "keeps_in_ram", "offloads_parts"}  # weights that are not on one card as a whole
 _AFTER_LOADING = ("kv_cache", "context", "compute", "serving", "logits", "vae")  # stages in which the weights are there
 _OF_A_LOG = re.compile(r"\d\d:\d\d:\d\d|\d% ?[|\u2580-\u259f#]")
 _AFTER = re.compile(r"\bafter (?:the )?(?:eval|valid|test)", re.I)
-_BITS_OF_A_NAME = 16  # where a text says none
-_LARGE_WEIGHTS = 12 * GIB  # most cards hold no more
 _OF_PICTURES = {"of_latents", "diffuses", "makes_pictures"}
 _OTHERS = {"left_over", "shares_device", "models_beside"}
 # Clues that are enough for a judgement without a message.
@@ -57,9 +51,8 @@ def situation_rules(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if failure is None and not _tells_enough(clues):
         return
     yield from _inputs(failure, clues)
-    yield from _model_beside_card(failure, clues)
+    yield from weights_rules(failure, clues)
     yield from _part_of_the_run(clues)
-    yield from _light_weights(failure, clues)
     yield from _over_time(failure, clues)
     yield from reserved(failure, clues)
     yield from _settings(clues)
@@ -220,71 +213,6 @@ def _of_whole(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, 0.45, Evidence("smaller_input_works"))
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.5)
         yield Support(Cause.FRAGMENTATION, -0.4)
-
-
-def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Support]:
-    """The weights and the card that the text names; each rank that does not shard holds all weights."""
-    told = clues.run.told
-    named, card = clues.weights, card_of(failure, clues)
-    if clues.num_trained and card and clues.num_trained * _ADAM_BYTES > card and not _NOT_WHOLE & told:
-        state: dict[str, int | str] = {
-            "count": f"{clues.num_trained:,}",
-            "state_bytes": clues.num_trained * _ADAM_BYTES,
-            "total_bytes": as_written(card, failure),
-        }
-        yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("trained_fill_card", state))
-    if "smaller_model_works" in told and not trains(clues):
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("told_smaller_model"))
-    if named is None or not _are_whole(named, clues):
-        return
-    weights = named.num_bytes
-    if clues.ram_bytes is not None and clues.ram_bytes < weights and "loads" in told and not _is_of_device(failure):
-        values = {**named.said, "ram_bytes": f"{clues.ram_bytes // GIB} GB"}
-        yield Support(Cause.HOST_RAM, 0.55, Evidence("weights_above_ram", values))
-    if card is None:
-        if weights >= _LARGE_WEIGHTS and not trains(clues) and clues.program is None and not clues.inputs:
-            weight = 0.5 if weights >= 2 * _LARGE_WEIGHTS else 0.32
-            yield Support(Cause.WEIGHTS_TOO_BIG, weight, Evidence("weights_named", named.said))
-        return
-    values = {**named.said, "total_bytes": as_written(card, failure)}
-    fills = "weights_fill_mac" if failure is not None and failure.backend == "mps" else "weights_fill_card"
-    if card * MOST_OF_A_CARD < weights < card * clues.num_cards * MOST_OF_A_CARD:
-        values["count"] = clues.num_cards
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.35, Evidence("weights_fill_one_card", values))
-    elif weights > card * MOST_OF_A_CARD:
-        is_split = "many_ranks" in told and not trains(clues)  # as inference does over several cards
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.25 if is_split else 0.6, Evidence(fills, values))
-    elif are_light(failure, clues):
-        yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they fit, whatever else does not
-    elif "many_ranks" not in told and weights > card * _LARGE_PART and clues.program is not None:
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.25, Evidence(fills, values))
-    is_shared = {"is_quantized", "many_ranks", "has_8bit_optimizer"} & told
-    is_whole = trains(clues) and not (clues.trains_few or is_shared)
-    if is_whole and card * _LARGE_PART >= weights > card / _ADAM_FACTOR:
-        yield Support(Cause.OPTIMIZER_STATE, 0.3, Evidence("adam_fills_card", values))
-
-
-def _are_whole(named: Weights, clues: Clues) -> bool:
-    """Whether weights are on the device as a whole, in as many bits as they are read as."""
-    told = clues.run.told
-    is_in_fewer_bits = "is_quantized" in told and named.bits >= _BITS_OF_A_NAME  # in how many is not said
-    return not (_NOT_WHOLE & told or clues.is_quantizing or is_in_fewer_bits)  # quantizers keep one layer at a time
-
-
-def _light_weights(failure: Failure | None, clues: Clues) -> Iterator[Support]:
-    """Weights that are a small part of their card and yet could not be loaded: something else holds it."""
-    stage = None if clues.program is None else clues.program.stage
-    is_unknown = failure is None or failure.pytorch_bytes is None  # whose memory it is
-    is_loading = stage is not None and stage.key == "loading"
-    if clues.weights is not None and is_loading and is_unknown and are_light(failure, clues):
-        values = {**clues.weights.said, "total_bytes": as_written(card_of(failure, clues) or 0, failure)}
-        yield from (Support(one, -0.7) for one in (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS))
-        yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("weights_light", values))
-
-
-def _is_of_device(failure: Failure | None) -> bool:
-    """Whether the message itself is a device's."""
-    return failure is not None and failure.backend not in (None, "cpu")
 
 
 def _of_what_is_computed(told: frozenset[str]) -> Iterator[Support]:

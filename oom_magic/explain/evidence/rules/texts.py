@@ -332,6 +332,9 @@ def _differences(failure: Failure | None, clues: Clues) -> Iterator[Support]:
             yield Support(Cause.ACTIVATIONS, 0.5, Evidence("told_runs_without"))
         if without and "loads" not in told:
             yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they fitted
+    if "fewer_layers_help" in told:
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.55, Evidence("told_fewer_layers"))
+        yield Support(Cause.ACTIVATIONS, -0.3)
     if "higher_limit_helps" in told:
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.6, Evidence("told_higher_limit"))
         yield Support(Cause.ACTIVATIONS, -0.5)

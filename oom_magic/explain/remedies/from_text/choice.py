@@ -47,6 +47,8 @@ _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
     "ray_oom_kill": ("fewer_tasks",),
     "nccl": ("nccl_buffers", "smaller_batch_any"),
     "no_kernel_image": (),
+    "tensorflow_goes_on": (),
+    "device_lost": (),
 }
 # Remedies by evidence; the first match counts.
 _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
