@@ -176,6 +176,7 @@ class Explainer:
     ``setup``, ``lang``, ``report``: as in ``explain``.
     ``names``: the notebook's variables, as dry-run cells see them; ``locate`` finds the storages of their tensors.
     ``released``: who holds memory, as ``release(dry_run=True)`` returns it.
+    ``grown``: what had grown in the loops of a dry run when it failed, since the user's objects are as they were again.
     ``find_rows``: how many rows the tensor of a variable had when the cell began (0: none, or unknown).
     ``read_card``: the card with a number, as its driver sees it; for errors that were raised here.
     """
@@ -186,6 +187,7 @@ class Explainer:
     names: Mapping[str, Any] | None = None
     released: Released | None = None
     locate: Locate | None = None
+    grown: tuple[Growth, ...] = ()
     find_rows: Callable[[str], int] = lambda _: 0
     read_card: Callable[[int], Card | None] = lambda _: None
 
@@ -221,7 +223,7 @@ class Explainer:
         if main is None or not main.is_oom:
             return _Findings(holders=holders, about_holders=evidence)
         main = with_stated_shape(main, clues.trace)
-        growth = find_growing_containers(error, self.names, self.locate, main, self.find_rows)
+        growth = find_growing_containers(error, self.names, self.locate, main, self.find_rows, self.grown)
         models = preset_dims()
         run = {**run_in_text(reading.text, models), **_training_method(clues)} if self.setup is None else {}
         location = locate_failure(error, self.report, main, clues.phase, self.names)

@@ -35,9 +35,9 @@ def filled(cell: str, values: dict[str, Any]) -> str:
     return cell
 
 
-def on_a_pretend_card(cell: str) -> str:
+def on_a_pretend_card(cell: str, num_cards: int) -> str:
     """The cell under ``%%gpumem``, or its line magic with the card."""
-    card = f'--no-plot --gpu "RTX 3060" --memory {CARD_MIB}MiB --steps all'
+    card = f'--no-plot --gpu "RTX 3060" --num-gpus {num_cards} --memory {CARD_MIB}MiB --steps all'
     if cell.startswith("%gpumem"):
         return cell.replace("--no-plot", card)
     return f"%%gpumem {card}\n{cell}"
@@ -116,7 +116,8 @@ def explained(notebook: Notebook, values: dict[str, Any], is_fake: bool) -> dict
     with contextlib.redirect_stdout(io.StringIO()):
         for number, cell in enumerate(notebook.cells):
             code = filled(cell, values)
-            code = on_a_pretend_card(code) if is_fake and number >= notebook.num_writing else code
+            is_plain = not is_fake or number < notebook.num_writing
+            code = code if is_plain else on_a_pretend_card(code, notebook.num_cards)
             result = shell.run_cell(code, store_history=True)
             shown = getattr(sys, "last_value", None)  # by a magic, such as %run, whose cell goes on
             error = result.error_before_exec or result.error_in_exec or shown

@@ -56,6 +56,31 @@ def test_a_list_that_keeps_graphs_is_named_and_mended(shell, magic):
     assert best.code.startswith("%oom_free --names loss losses\n\nlosses.append(loss.item())")
 
 
+_KEPT = "class Log:\n    def __init__(self): self.seen = []\nseen, log, kept = [], Log(), {'all': []}"
+
+
+@pytest.mark.parametrize(
+    ("earlier", "name", "released"),
+    [
+        (_KEPT, "seen", "%oom_free --names x"),
+        (_KEPT, "log.seen", "%oom_free --names x"),
+        (_KEPT, "kept['all']", "%oom_free --names x"),
+        (f"{CARD}{_KEPT}", "seen", "seen.clear()\n%oom_free"),
+        (f"{CARD}{_KEPT}\nfirst = torch.zeros(1, device='cuda')", "kept['all']", "kept['all'].clear()\n%oom_free"),
+    ],
+)
+def test_what_an_earlier_cell_made_and_a_dry_one_fills_is_named(shell, earlier, name, released):
+    """Where the earlier cell was real, the dry run has put its objects back before anyone asks."""
+    filling = f"for _ in range(100):\n    x = torch.zeros(2**22, device='cuda')\n    {name}.append(x)"
+    for cell in ("import torch", earlier, f"{CARD}{filling}"):
+        shell.run_cell(cell)
+    diagnosis = run(shell, "%oom_explain")
+    assert diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE and diagnosis.growth.name == name
+    best = diagnosis.remedies[0]
+    assert (best.key, best.fits) == ("keep_on_host", True)
+    assert best.code.startswith(f"{released}\n\n{name}.append(x.cpu())")
+
+
 @pytest.mark.slow
 def test_lists_that_are_compared_later_go_to_the_host_together(shell):
     shell.run_cell("import torch")

@@ -348,6 +348,7 @@ def test_all_that_is_collected_together_goes_back_to_what_it_was() -> None:
     start = StartingPoint([names])
     names["history"]["scores"].append(1)
     names["history"]["target"].append(1)
+    names["seen"][0] = 1
     grown = [
         Growth(name, f"{name}.append(x)", "cell:1", 1, 1, False)
         for name in ("history['scores']", "history['target']", "seen")

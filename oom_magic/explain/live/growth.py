@@ -127,13 +127,17 @@ def find_growing_containers(
     locate: Locate | None,
     failure: Failure,
     find_rows: Callable[[str], int] = lambda _: 0,
+    grown: Collection[Growth] = (),
 ) -> Growth | None:
     """The largest of ``growths`` that is worth a sentence: a noteworthy share of what PyTorch held, or a queue that has
-    a multiple of the rows that ``find_rows`` finds it had when the cell began, and keeps so many from now on."""
+    a multiple of the rows that ``find_rows`` finds it had when the cell began, and keeps so many from now on.
+
+    ``grown``: what ``growths`` has found when the run failed, where its objects are no longer as it left them.
+    """
     if error is None or error.__traceback__ is None or "torch" not in sys.modules:
         return None
     try:
-        grown = growths(error, dict(names or {}), locate or _on_accelerators())
+        grown = grown or growths(error, dict(names or {}), locate or _on_accelerators())
         found = [_with_newest(one, find_rows) for one in grown]
         least = _NOTEWORTHY_SHARE * (failure.pytorch_bytes or 0)
         largest = next((one for one in found if one.num_bytes > least or one.is_larger_queue), None)

@@ -80,7 +80,7 @@ def evaluate_remedies(
             never_fails=cell.is_caught,
         )
         left = _names_left_finder(names, _locate_made(shell, runner, cell), _made_again(cell, code), room)
-        emptied = _taken_back(diagnosis.growth, code.tree, names, cell.start)
+        emptied = _taken_back(diagnosis.growth, code.tree, names, _start_of(runner, cell))
         advised = advise(diagnosis, rehearsal, gpu, report, device=device, names_left=left, emptied=emptied)
         yield from _in_users_spelling(advised, _sources(shell, cell, code))
 
@@ -176,6 +176,8 @@ def _as_it_was(growth: Growth, names: Mapping[str, Any], start: StartingPoint | 
         line = newest_of(growth.code, growth.name, start.rows_of(growth.name)) if start.rows_of(growth.name) else ""
         return line and f"{growth.name} = {growth.name}{line.removeprefix(growth.code)}.clone()"
     length = start.length_of(grown) if isinstance(grown, (list, dict, set, deque)) else None
+    if length is not None and length == len(grown):  # a dry run has put it back
+        return ""
     if length is None:
         owner = object_of(node.value, names) if isinstance(node, ast.Subscript) else None
         is_entry = isinstance(owner, (list, dict)) and owner is not grown and start.length_of(owner) is not None
@@ -240,10 +242,14 @@ def _locate_before(shell: InteractiveShell, runner: CellRunner, cell: FailedCell
 
 def _rows_before(runner: CellRunner, cell: FailedCell | None) -> Callable[[str], int]:
     """A function that tells how many rows the tensor of a name had when the failed cell began; 0: none, or unknown."""
-    start = None if cell is None else cell.start
-    if cell is not None and cell.is_dry and runner.session is not None:
-        start = runner.session.start_of_run
+    start = None if cell is None else _start_of(runner, cell)
     return (lambda _: 0) if start is None else start.rows_of
+
+
+def _start_of(runner: CellRunner, cell: FailedCell) -> StartingPoint | None:
+    """What the failed cell began with, on a real card or of what dry cells made; None where that is not known."""
+    session = runner.session if cell.is_dry else None
+    return cell.start if session is None else session.start_of_run
 
 
 def _locate_made(shell: InteractiveShell, runner: CellRunner, cell: FailedCell) -> Locate:
@@ -377,6 +383,7 @@ def _explain_here(
         names=names,
         released=released,
         locate=locate,
+        grown=runner.grown if cell is not None and cell.is_dry else (),
         find_rows=_rows_before(runner, cell),
         read_card=_read_card if cell is None or not cell.is_dry else lambda _: None,
     )

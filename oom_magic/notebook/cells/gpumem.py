@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import errno
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from oom_magic.predict.setups.hardware import Hardware
 from oom_magic.views.blocks import Block, Description, Facts
 
 if TYPE_CHECKING:
+    from oom_magic.explain.live.growth import Growth
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.cpu_runs import StayedOnCPU
     from oom_magic.predict.instrumentation.decided.decided_names import DecidedNames
@@ -110,6 +111,7 @@ class CellRunner:
         self.names = DryNamespace()
         self.last_report: MemoryReport | None = None
         self.was_dry = False  # the last cell
+        self.grown: tuple[Growth, ...] = ()  # in the loops of the last dry cell, if it failed
         self.session: DrySession | None = None
         self.sources = [cell for cell in shell.user_ns.get("In", ()) if isinstance(cell, str)]  # of all cells, in order
         self._session_card = CardOptions()
@@ -145,7 +147,7 @@ class CellRunner:
             def run(session: DrySession) -> DrySession:
                 with self._freeing_dropped(written, names, session) as watched:
                     code = watched.changed(with_loops)
-                    session.run(lambda: values.append(_run_in(session, code, names, users)), [users], [decided])
+                    session.run(lambda: values.append(self._run_cell(session, code, names, users)), [users], [decided])
                 return session
 
             def run_eagerly() -> DrySession:
@@ -175,6 +177,20 @@ class CellRunner:
             self.names.note_unassigned(cell.assigned)
         if session.exception is None:
             self.names.keep_deleted()
+
+    def _run_cell(self, session: DrySession, cell: CompiledCell, names: dict[str, Any], users: dict[str, Any]) -> Any:
+        """The cell's value. What its loops have made grow when it fails is noted: the run ends with the user's objects
+        as they were."""
+        __tracebackhide__ = True
+        self.grown = ()
+        try:
+            return _run_in(session, cell, names, users)
+        except Exception as error:
+            from oom_magic.explain.live.growth import growths
+
+            with suppress(Exception):  # the user's objects may raise anything when they are read
+                self.grown = growths(error, names, session.storage_of)
+            raise
 
     def _compiles(self, cell: CompiledCell) -> bool:
         """Whether a cell of the notebook may compile: then this one may run a second time, as eager code."""

@@ -95,7 +95,7 @@ class TensorExchange:
         self.context_values: ContextValues = (
             ContextValues() if origin is None else origin.context_values
         )  # among the changes
-        self.start_of_run: StartingPoint | None = None  # of the last one, where earlier runs made objects
+        self.start_of_run: StartingPoint | None = None  # of the last one, where earlier runs made something
         self.contents: ContentsKept = ContentsKept(None if origin is None else origin.contents)
         self.settings: SettingsKept = SettingsKept(None if origin is None else origin.settings.begun)
         self._made: Changes = {} if origin is None else origin._found
@@ -180,7 +180,7 @@ class TensorExchange:
         self._exchange(journal, pairs, live.tensors, give_scripted)
         self._guard(journal, live.tensors, pairs, others, namespaces, assume)
         self._watch(real, live, [*namespaces, set_by_runs], above, [one.tensor for one in pairs], own)
-        self.start_of_run = StartingPoint(above, live=live) if own else None
+        self.start_of_run = StartingPoint(above, live=live) if own or _have_own(above, namespaces) else None
         return real
 
     def _watch(
@@ -383,6 +383,12 @@ class TensorExchange:
             and id(tensor) not in self._others
             and (not tensor.is_meta or (origin is not None and origin.gpu.place(tensor) is not None))
         ]
+
+
+def _have_own(above: Sequence[dict[str, Any]], namespaces: Sequence[dict[str, Any]]) -> bool:
+    """Whether earlier dry runs made variables that are not the user's."""
+    pairs = zip(above, namespaces, strict=False)
+    return any(value is not users.get(name) for names, users in pairs for name, value in names.items())
 
 
 def _copy_of(
