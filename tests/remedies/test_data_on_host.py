@@ -15,6 +15,7 @@ from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.own_code.waiting.data_on_host import data_kept_on_host
 from oom_magic.explain.remedies.remedy import Situation, ranked
 from oom_magic.predict.setups.gpus import find_gpu
+from tests.support.failing_cells import CARD
 
 EARLIER = """
 import torch
@@ -132,3 +133,15 @@ for at in range(0, len(rows), 512):
     assert first.peak_allocated_bytes is not None and first.peak_allocated_bytes < 64 * 2**20
     assert "rows = torch.zeros(4096, 16384)\n" in first.code
     assert ast.unparse(tree) == ast.unparse(ast.parse(cell))  # as it was
+
+
+def test_data_that_an_earlier_dry_cell_made_begin_in_ram(shell: Any) -> None:
+    """The failed cell has put others under their name, and those that are gone were taken to have been on the card."""
+    made = "import torch\nrows = torch.zeros(8192, 16384)"
+    used = "rows = rows.cuda()\nnet = torch.nn.Linear(16384, 1024).cuda()\n"
+    loop = "for at in range(0, len(rows), 2048):\n    net(rows[at:at + 2048]).sum().backward()"
+    for cell in (made, used + loop):
+        shell.run_cell(f"{CARD}{cell}")
+    first = shell.run_cell("%oom_explain").result.remedies[0]
+    assert first.key == "batches_moved" and first.fits
+    assert first.peak_allocated_bytes < 8192 * 16384 * 4  # what the data alone would take

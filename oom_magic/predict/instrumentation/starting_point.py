@@ -60,12 +60,17 @@ class StartingPoint:
     """The process as it was: tensors, the containers of modules, optimizers and names, the user's own objects; on the
     cards, what libraries keep between calls.
 
-    The names ``but`` are assumed not to have been there. ``dropped``: the names that the run has assigned since;
-    ``needed``: those of them that a rehearsal reads before it assigns them.
+    The names ``but`` are assumed not to have been there. ``device_of`` tells where a tensor is, which a pretended one
+    does not. ``dropped``: the names that the run has assigned since; ``needed``: those of them that a rehearsal reads
+    before it assigns them.
     """
 
     def __init__(
-        self, namespaces: Sequence[dict[str, Any]], but: Collection[str] = (), live: LiveObjects | None = None
+        self,
+        namespaces: Sequence[dict[str, Any]],
+        but: Collection[str] = (),
+        live: LiveObjects | None = None,
+        device_of: Callable[[torch.Tensor], torch.device] = lambda tensor: tensor.device,
     ) -> None:
         self._but = but
         self._made_anew: Callable[[TensorState], torch.Tensor] | None = None
@@ -81,7 +86,8 @@ class StartingPoint:
         owners = (*live.modules, *live.tools)
         with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
             self.workspaces, self.private_pools = kept_on_cards(live.tensors)
-            self._tensors = {id(tensor): was for tensor in live.tensors if (was := _state_of(tensor)) is not None}
+            states = ((id(tensor), _state_of(tensor, device_of)) for tensor in live.tensors)
+            self._tensors = {identity: was for identity, was in states if was is not None}
         for one in owners:
             self._references[id(one)] = weakref.ref(one)
         for namespace in namespaces:
@@ -259,13 +265,13 @@ class StartingPoint:
                 self._note(own, depth - 1, weakref.ref(value), ())
 
 
-def _state_of(tensor: torch.Tensor) -> TensorState | None:
+def _state_of(tensor: torch.Tensor, device_of: Callable[[torch.Tensor], torch.device]) -> TensorState | None:
     try:
         has_grad = tensor.is_leaf and tensor.grad is not None
         return TensorState(
             weakref.ref(tensor),
             tensor.shape,
-            tensor.device,
+            device_of(tensor),
             tensor.dtype,
             has_grad,
             tensor.requires_grad,

@@ -180,8 +180,15 @@ class TensorExchange:
         self._exchange(journal, pairs, live.tensors, give_scripted)
         self._guard(journal, live.tensors, pairs, others, namespaces, assume)
         self._watch(real, live, [*namespaces, set_by_runs], above, [one.tensor for one in pairs], own)
-        self.start_of_run = StartingPoint(above, live=live) if own or _have_own(above, namespaces) else None
+        self.start_of_run = self._starting_point(live, above) if own or _have_own(above, namespaces) else None
         return real
+
+    def _starting_point(self, live: LiveObjects, above: Sequence[dict[str, Any]]) -> StartingPoint:
+        def device_of(tensor: torch.Tensor) -> torch.device:
+            location = self.gpu.location(tensor) if tensor.is_meta else None
+            return tensor.device if location is None else location.device
+
+        return StartingPoint(above, live=live, device_of=device_of)
 
     def _watch(
         self,
