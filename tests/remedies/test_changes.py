@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from oom_magic.explain.remedies.code import code_for
+from oom_magic.predict.session import DrySession
 from oom_magic.predict.setups.model_source import resolve_model
 from oom_magic.predict.what_if import loop_changes as habits
 from oom_magic.predict.what_if import model_changes as models
 from oom_magic.predict.what_if import optimizer_changes as optimizers
-from oom_magic.predict.what_if.change import Change, InapplicableError, inputs_of
+from oom_magic.predict.what_if.change import Change, ExpectedInputs, InapplicableError, inputs_of
 from oom_magic.predict.what_if.survey import Survey
 from tests.support.changed_loops import Loop, gpt2, run
 from tests.support.versions import bitsandbytes_or_skip
@@ -383,3 +384,20 @@ def test_a_loss_module_is_no_forward_of_the_model():
     survey = Survey([])
     run(train, survey)
     assert survey.batches_per_step == 1
+
+
+def test_a_number_of_turns_is_no_size_of_the_call_that_then_never_comes():
+    """``iters=10`` was taken for the batch of 1000 pictures that a function attacks, ten times a hundred of them."""
+
+    def attack(turns: int) -> None:
+        net = nn.Linear(8, 1).cuda()
+        for _ in range(turns):
+            net(torch.ones(4, 8, device="cuda"))
+
+    def run_with(turns: int) -> None:
+        expected = ExpectedInputs(1, lambda inputs: inputs[0][0] == (4, 8))
+        DrySession(has_bar=False, changes=(expected,)).run(lambda: attack(turns))
+
+    run_with(2)
+    with pytest.raises(InapplicableError, match="size_not_set_there"):
+        run_with(1)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from types import MappingProxyType, ModuleType
@@ -105,7 +105,7 @@ def tensors_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.T
 
 
 class ExpectedInputs(Change):
-    """No change; ends a run if call ``number`` (from 0) of an outermost module has other inputs."""
+    """No change; ends a run if call ``number`` (from 0) of an outermost module has other inputs, or never comes."""
 
     def __init__(self, number: int, are_expected: Callable[[Inputs], bool]) -> None:
         self._number = number
@@ -117,3 +117,10 @@ class ExpectedInputs(Change):
         if self._number == -1 and not self._are_expected(inputs_of(args, kwargs)):
             raise InapplicableError("size_not_set_there")
         return args, kwargs
+
+    @contextmanager
+    def around_run(self) -> Iterator[None]:
+        """Raises InapplicableError if the code ends, and is not left, before that call: it set how many there are."""
+        yield
+        if self._number >= 0:
+            raise InapplicableError("size_not_set_there")
