@@ -34,16 +34,27 @@ def excluded_causes(failure: Failure | None, clues: Clues) -> frozenset[Cause]:
     """Causes that a text rules out: by its message's device or numbers, or as its author saw what they would fill."""
     told = clues.run.told
     words = "" if failure is None else failure.words
-    is_of_device = failure is not None and failure.backend not in (None, "cpu") and "host_fills" not in told
+    of_device = is_of_device(failure, told)
     if words and (_OF_MACHINES.search(words) or _OF_DEVICES.search(words)):
-        is_of_device = _OF_DEVICES.search(words) is not None
+        of_device = _OF_DEVICES.search(words) is not None
     elif not OF_HOST & told and (failure is None or words):
-        is_of_device = True  # nothing speaks of RAM
-    excluded = (HOST_CAUSES if is_of_device or "ram_is_free" in told else frozenset()) | contradicted(failure)
-    excluded |= {Cause.OTHER_PROCESS} if {"device_idle", "alone"} & told else frozenset()
+        of_device = True  # nothing speaks of RAM
+    excluded = seen_not_to_be(failure, told, of_device=of_device)
     if are_light(failure, clues) or (clues.program is not None and clues.program.program.key in _WITHOUT_LARGE_MODELS):
         excluded |= {Cause.WEIGHTS_TOO_BIG}
     return excluded | (unshown(failure, clues) & {Cause.MEMORY_FRACTION_LIMIT, Cause.SYSMEM_FALLBACK})
+
+
+def seen_not_to_be(failure: Failure | None, told: frozenset[str], *, of_device: bool) -> frozenset[Cause]:
+    """Causes that a message's device or numbers rule out, or what the author saw: RAM, or a device, that is free."""
+    excluded = HOST_CAUSES if of_device or "ram_is_free" in told else frozenset()
+    others = frozenset({Cause.OTHER_PROCESS}) if {"device_idle", "alone"} & told else frozenset()
+    return excluded | others | contradicted(failure)
+
+
+def is_of_device(failure: Failure | None, told: frozenset[str]) -> bool:
+    """Whether the message is a device's, and its author does not see RAM fill."""
+    return failure is not None and failure.backend not in (None, "cpu") and "host_fills" not in told
 
 
 def unshown(failure: Failure | None, clues: Clues) -> frozenset[Cause]:

@@ -23,7 +23,7 @@ from oom_magic.explain.evidence.causes import (
 from oom_magic.explain.evidence.checks import check_for, check_of_loading, check_of_open
 from oom_magic.explain.evidence.clues.environment import ONE_MEMORY
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
-from oom_magic.explain.evidence.excluded import OF_HOST, contradicted, unshown
+from oom_magic.explain.evidence.excluded import OF_HOST, is_of_device, seen_not_to_be, unshown
 from oom_magic.explain.evidence.grounds import grounded, shows_only_loading
 from oom_magic.explain.evidence.meanings import meaning_of
 from oom_magic.explain.evidence.measured.likeness import likeness
@@ -236,13 +236,9 @@ def _resembles_reports(failure: Failure | None, clues: Clues) -> bool:
 def _by_precedent(failure: Failure | None, clues: Clues, shares: Mapping[Cause, float]) -> Iterator[Support]:
     """The causes of similar public reports, where there is no clearer evidence."""
     told = clues.run.told
-    is_of_device = failure is not None and failure.backend not in (None, "cpu") and "host_fills" not in told
-    is_of_device = is_of_device or "ram_is_free" in told
-    is_of_device = is_of_device or (
-        failure is None and not OF_HOST & told and told >= _VRAM and not ONE_MEMORY & set(clues.systems)
-    )
-    impossible = (HOST_CAUSES if is_of_device else frozenset()) | contradicted(failure) | unshown(failure, clues)
-    impossible |= {Cause.OTHER_PROCESS} if {"device_idle", "alone"} & told else frozenset()
+    speaks_of_device = not OF_HOST & told and told >= _VRAM and not ONE_MEMORY & set(clues.systems)
+    of_device = is_of_device(failure, told) or (failure is None and speaks_of_device)
+    impossible = seen_not_to_be(failure, told, of_device=of_device) | unshown(failure, clues)
     impossible |= {Cause.OPTIMIZER_STATE} if clues.trains_few and "at_optimizer" not in told else frozenset()
     likely = ((cause, share) for cause, share in shares.items() if cause not in impossible)
     for cause, share in islice(likely, _MOST_POSSIBLE):
