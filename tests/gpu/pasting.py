@@ -74,13 +74,25 @@ def pasted(cells: list[str], code: str) -> list[str]:
 
 
 def _put_behind_what_it_changes(trees: list[ast.Module], statement: ast.stmt) -> bool:
-    """Put ``model = model.to(...)`` behind the first statement that makes the model; whether it is such a statement."""
+    """Put ``model = model.to(...)`` behind the first statement that makes the model, or in place of the same call of the
+    user's, as ``accelerator.prepare``; whether it is such a statement."""
     names = sorted(_made(statement) if isinstance(statement, ast.Assign) else ())
     read = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     if not names or not read.issuperset(names):
         return False
-    _put_after(trees, None, names[0], [statement])
+    same = next(((body, at) for body, at in _places(trees, statement) if _calls_alike(body[at], statement)), None)
+    if same is None:
+        _put_after(trees, None, names[0], [statement])
+    else:
+        body, at = same
+        body[at] = statement
     return True
+
+
+def _calls_alike(old: ast.stmt, new: ast.stmt) -> bool:
+    calls = [getattr(one, "value", None) for one in (old, new)]
+    first, second = (ast.unparse(one.func) if isinstance(one, ast.Call) else "" for one in calls)
+    return first == second != ""
 
 
 def _parts(trees: list[ast.Module], code: str, new: list[ast.stmt]) -> Sequence[ast.AST]:

@@ -19,6 +19,7 @@ from oom_magic.explain.remedies.code import code_for
 from oom_magic.explain.remedies.own_code.gradients_off import evaluations_without_gradients
 from oom_magic.explain.remedies.own_code.models import own_names
 from oom_magic.explain.syntax import read_before_bound
+from tests.gpu.pasting import pasted
 from tests.support.folders import TESTS
 
 HERE = TESTS / "gpu"
@@ -38,6 +39,17 @@ def test_code_that_is_pasted_takes_what_was_promised(name: str) -> None:
 
 def _is_kept(promised: list[int | None], peak: int) -> bool:
     return any(one is not None and abs(peak - one) <= SCALAR for one in promised)
+
+
+@pytest.mark.parametrize(
+    ("code", "first", "last"),
+    [
+        ("net, opt = ready.prepare(net, opt, 2)", "rows = load()\nnet, opt = make()", "net, opt = ready.prepare(net, opt, 2)"),
+        ("rows = rows.half()", "rows = load()\nrows = rows.half()\nnet, opt = make()", "net, opt = ready.prepare(net, opt)"),
+    ],
+)  # fmt: skip
+def test_what_changes_a_name_stands_behind_what_makes_it_or_for_the_same_call(code: str, first: str, last: str) -> None:
+    assert pasted(["rows = load()\nnet, opt = make()", "net, opt = ready.prepare(net, opt)"], code) == [first, last]
 
 
 RAYS = """%%gpumem --dry-run --no-plot --memory 1400MiB
