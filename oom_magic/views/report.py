@@ -34,6 +34,7 @@ from oom_magic.views.words import (
     word,
 )
 
+_MOST_PLACES = 3  # of lines that one sentence is about
 _LONGEST_CODE = 60  # characters of a source line that are shown
 _MOST_ROWS = 12
 _SOFTMAX_OF_MATH = "aten::_safe_softmax"  # of _scaled_dot_product_attention_math alone
@@ -423,11 +424,17 @@ def _message(report: MemoryReport) -> Iterable[Block]:
 
 
 def _assumptions(report: MemoryReport) -> Iterable[Block]:
-    if report.assumptions:
-        sentences = [
-            Sentence(f"{item.text} ({place(item.line)})" if item.line else item.text) for item in report.assumptions
-        ]
+    """Each once, with the first lines that it is about: a library may have many."""
+    places: dict[str, list[str]] = {}
+    for item in report.assumptions:
+        places.setdefault(item.text, []).extend([place(item.line)] if item.line else [])
+    if places:
+        sentences = [Sentence(f"{text} ({_first(found)})" if found else text) for text, found in places.items()]
         yield Details(_("Assumptions ({count})", count=len(sentences)), tuple(sentences))
+
+
+def _first(places: list[str]) -> str:
+    return ", ".join([*places[:_MOST_PLACES], *(["…"] if len(places) > _MOST_PLACES else [])])
 
 
 def _footnote(report: MemoryReport) -> Sentence:

@@ -17,6 +17,8 @@ from oom_magic.inputs import parse_bytes
 from oom_magic.language import render, using_language
 from oom_magic.memory.categories import CATEGORIES, Category
 from oom_magic.memory.comparison import Comparison
+from oom_magic.memory.report import Assumption
+from oom_magic.memory.timeline import SourceLine
 from oom_magic.units import GIB, MIB
 from oom_magic.views import to_fallback, to_html, to_text
 from oom_magic.views.blocks import Code, Description, Details, Fact, Facts, Part, Parts, Picture, Sentence, Table
@@ -52,6 +54,14 @@ DESCRIPTIONS = st.builds(Description, TEXT, st.lists(BLOCKS, max_size=4).map(tup
 @pytest.mark.parametrize("name", RESULTS)
 def test_text_and_html_of_every_result_agree(name: str) -> None:
     assert_text_and_html_agree(RESULTS[name]().describe())
+
+
+def test_an_assumption_about_many_lines_is_said_once() -> None:
+    """A library of scripted functions had a report of 374 lines, of which all but a few were one sentence."""
+    lines = [SourceLine("maths/scripted.py", number) for number in range(1, 81)]
+    report = predicted(assumptions=tuple(Assumption("torch.jit.script: as written", line) for line in lines))
+    text = " ".join(to_text(report.describe()).split())
+    assert "(1) torch.jit.script: as written (maths/scripted.py:1, maths/scripted.py:2, maths/scripted.py:3, …)" in text
 
 
 @pytest.mark.parametrize("name", RESULTS)
