@@ -356,3 +356,19 @@ def test_workspaces_that_the_code_clears_are_those_of_the_pretend_gpu() -> None:
         assert torch.cuda.memory_allocated() == 0
 
     om.dry_run(run)
+
+
+def test_a_tensor_taken_as_a_tensor_keeps_its_gradient() -> None:
+    """``torch.as_tensor``, which distributions begin with, cut the graph: what came before was free too early."""
+    found = []
+
+    def program() -> None:
+        x = torch.ones(4, device="cuda", requires_grad=True) * 1
+        taken = [torch.as_tensor(x), torch.asarray(x), torch.as_tensor(x, dtype=x.dtype, device="cuda")]
+        others = [torch.as_tensor(x, dtype=torch.half), torch.asarray(x, copy=True), torch.as_tensor(x, device="cpu")]
+        found.append([one is x for one in taken] + [one is not x and one.requires_grad for one in others])
+        copied = torch.tensor(x)
+        found.append([copied is not x, not copied.requires_grad, copied.data_ptr() != x.data_ptr()])
+
+    observed(program)
+    assert found == [[True] * 6, [True] * 3]

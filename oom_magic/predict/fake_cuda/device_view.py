@@ -313,8 +313,9 @@ def _from_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[
     options = {key: value for key, value in kwargs.items() if key not in ("device", "requires_grad")}
     there = Location(Place.HOST) if device is None else view.find_location(device)
     if isinstance(source, torch.Tensor) and source.is_meta:
-        made = source.detach().to(options.get("dtype") or source.dtype)
-        if func is torch.tensor and view.location(source) == there and made.dtype is source.dtype:
+        is_new = func is torch.tensor  # the others give the tensor itself where it is as wanted, and its gradient
+        made = (source.detach() if is_new else source).to(options.get("dtype") or source.dtype)
+        if (is_new or options.get("copy")) and view.location(source) == there and made.dtype is source.dtype:
             made = made.clone()
     else:
         made = func(*args, device="cpu", **options)
