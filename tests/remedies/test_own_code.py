@@ -6,6 +6,7 @@ import ast
 
 import pytest
 import torch
+from torch import nn
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.code import STYLES, code_for
@@ -343,3 +344,19 @@ def test_a_model_is_not_made_in_its_own_methods() -> None:
 
     trains()
     assert made.names["function"] == "trains" and made.names["made"] == "net"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Linear(8, 8),
+        nn.ModuleDict({"enc": nn.Linear(8, 8), "dec": nn.Linear(8, 8)}),
+        nn.ModuleList([nn.ModuleList([nn.Linear(8, 8)]), nn.Linear(8, 8)]),
+    ],
+)
+def test_inputs_are_narrowed_where_modules_are_called_though_the_model_is_a_mere_container(model) -> None:
+    names = {"model": model, "torch": torch}
+    code, _ = code_for("half_weights_inputs", "plain", {"dtype": "bf16", **own_names(ast.parse("fit(model)"), names)})
+    exec(code, names)
+    called = [one for one in model.modules() if isinstance(one, nn.Linear)]
+    assert {one(torch.ones(2, 8)).dtype for one in called} == {torch.bfloat16}

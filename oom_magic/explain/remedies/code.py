@@ -131,7 +131,7 @@ def with_narrow_inputs(module, args, kwargs):
     named = {{name: narrow(one) for name, one in kwargs.items()}}
     return tuple(map(narrow, args)), named
 
-{model}.register_forward_pre_hook(with_narrow_inputs, with_kwargs=True)""",
+{called}.register_forward_pre_hook(with_narrow_inputs, with_kwargs=True)""",
     "lora": """\
 from peft import LoraConfig, get_peft_model
 {model} = get_peft_model({inner},
@@ -350,7 +350,14 @@ def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]
     inner = names.get("inner", names["model"])
     targets = values.get("targets")  # None: no model is available; PEFT uses its defaults
     filled = template.format(
-        **{"inner": inner, "switched": inner, "language_model": inner, "bare_layers": names["layers"], **names}
+        **{
+            "called": names["model"],
+            "inner": inner,
+            "switched": inner,
+            "language_model": inner,
+            "bare_layers": names["layers"],
+            **names,
+        }
         | {"targets": f", target_modules={targets_as_code(targets)}" if targets else ""}
         | {"limits": f',\n    max_memory={{0: "{values["limit"]}", "cpu": "999GiB"}}' if "limit" in values else ""},
         torch_dtype=_TORCH_NAMES.get(dtype, dtype),

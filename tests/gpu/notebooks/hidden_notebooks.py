@@ -61,7 +61,7 @@ for step in range(2):
     ),
     {"B": 60_000},
     FILLED,
-    names("smaller_batch"),
+    names("smaller_batch", "mixed_precision"),
     {"smaller_batch": after("B")},
 )
 

@@ -158,7 +158,7 @@ recon = torch.sigmoid(recon)
     ),
     {"B": 12288},
     names("activations"),
-    names("smaller_batch"),
+    names("smaller_batch", "combination"),
 )
 
 NOTEBOOKS["text in pieces"] = too_large_a_batch(

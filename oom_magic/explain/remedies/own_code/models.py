@@ -142,8 +142,9 @@ def _unwrapped(name: str, model: Any) -> tuple[str, Any]:
 
 
 def _of_the_model(name: str, model: Any) -> dict[str, str]:
+    found = {"model": name, "called": _called(name, model)}
     inner, model = _unwrapped(name, model)
-    found = {"model": name, "inner": inner}
+    found["inner"] = inner
     if type(model).__module__.startswith("transformers."):
         found["loader"] = type(model).__name__
     from oom_magic.predict.setups.model_source import name_of_switch
@@ -171,6 +172,32 @@ def _of_the_model(name: str, model: Any) -> dict[str, str]:
     if inner != name:  # for code that needs the model without its wrapper
         found["bare_layers"] = part_at(name, path)
     return found
+
+
+def _called(name: str, model: Any) -> str:
+    """What a hook is registered on, as the beginning of a statement: the model, or each part that has a forward, where
+    it is a mere container of them, whose own hooks are never called."""
+    first, *others = outermost = list(_with_forward(name, model))
+    if outermost == [name]:
+        return name
+    row = f"[{', '.join(outermost)}]" if others or first[0] != "*" else first[1:]
+    return f"for part in {row}:\n    part"
+
+
+def _with_forward(name: str, module: Any) -> Iterator[str]:
+    """The outermost parts of a module that can be called, as expressions; several alike as a row."""
+    if _has_forward(module):
+        yield name
+    elif all(map(_has_forward, module.children())):
+        yield f"*{name}.children()"
+    else:
+        for path, part in module.named_children():
+            yield from _with_forward(part_at(name, path), part)
+
+
+def _has_forward(module: Any) -> bool:
+    name: str = type(module).forward.__name__
+    return name != "_forward_unimplemented"  # torch/nn/modules/module.py
 
 
 def part_at(name: str, path: str) -> str:
