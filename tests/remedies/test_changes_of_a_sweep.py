@@ -26,6 +26,7 @@ def _sweep(turns: int) -> None:
         del model, optimizer, loss
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "make",
     [

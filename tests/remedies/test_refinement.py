@@ -252,6 +252,7 @@ def test_a_queue_with_a_multiple_of_its_first_rows_is_the_cause_whatever_its_sha
         assert diagnosis.growth.num_bytes < 0.1 * diagnosis.main_failure.pytorch_bytes
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "function",
     [
@@ -294,6 +295,7 @@ def test_losses_of_a_step_in_a_list_are_walked_back_in_their_turns(function):
     assert "The graphs of all parts of a step are alive together" in str(diagnosis).replace("\n", " ")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("function", "memory", "cause", "key"),
     [

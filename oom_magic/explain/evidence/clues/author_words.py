@@ -1,7 +1,4 @@
-"""What a text's author says about the failure in prose, in English or Chinese, as keys.
-
-``evidence.rules`` weighs each key.
-"""
+"""What a text's author says of the failure, in English or Chinese, as keys; ``evidence.rules`` weighs each."""
 
 from __future__ import annotations
 

@@ -6,12 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from oom_magic.explain.evidence.clues.environment import (
-    libraries_in,
-    sets_expandable_segments,
-    systems_in,
-    tip_in,
-)
+from oom_magic.explain.evidence.clues.environment import libraries_in, sets_expandable_segments, systems_in, tip_in
 from oom_magic.explain.evidence.clues.magnitudes import (
     Magnitude,
     Weights,
@@ -40,8 +35,6 @@ _ASIDE = re.compile(
     r"|\bno (?:problem|issue|trouble)s? (?:with|when|in) [^.\n)]{0,60}"
     r"|\b(?:also|the same) [^.\n]{0,60}\b(?:with|in|using|on) (?i:vllm|sglang|tgi)\b"
 )
-
-
 _MAX_LINES = 400
 _MAX_LINE = 400
 # How many of the innermost lines decide which tensor was being made.
