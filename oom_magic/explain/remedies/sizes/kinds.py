@@ -56,7 +56,7 @@ def parts(length: int) -> list[int]:
 SIZES: Mapping[str, Size] = {
     "batch": Size("batch_size", Shrinking("smaller_batch", 30, "accumulation"), divisors, is_made_up_for=True),
     "seq": Size("seq_len", Shrinking("shorter_sequences", 55, "faster"), lambda _, before: parts(before)),
-    "side": Size("image_size", Shrinking("smaller_pictures", 57, "faster"), lambda _, before: smaller_sides(before), 2),
+    "side": Size("image_size", Shrinking("smaller_pictures", 59, "faster"), lambda _, before: smaller_sides(before), 2),
 }
 
 
