@@ -54,7 +54,7 @@ def seen_not_to_be(failure: Failure | None, told: frozenset[str], *, of_device: 
 
 def is_of_device(failure: Failure | None, told: frozenset[str]) -> bool:
     """Whether the message is a device's, and its author does not see RAM fill."""
-    return failure is not None and failure.backend not in (None, "cpu") and "host_fills" not in told
+    return failure is not None and failure.is_of_device and "host_fills" not in told
 
 
 def unshown(failure: Failure | None, clues: Clues) -> frozenset[Cause]:

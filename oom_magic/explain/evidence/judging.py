@@ -180,7 +180,7 @@ def _judged(failure: Failure | None, text: str, clues: Clues) -> Judgement:
             evidence.append(Evidence("index_error_beside"))
         return Judgement(Cause.NOT_OOM, tuple(evidence), Confidence.CERTAIN)
     if failure is None and not (_ABOUT_MEMORY & clues.run.told or clues.faults or (clues.frames and clues.phase)):
-        return Judgement(Cause.UNKNOWN, (*_of_no_message(clues),), Confidence.OPEN)
+        return Judgement(Cause.UNKNOWN, tuple(_of_no_message(clues)), Confidence.OPEN)
     supports = list(_supports(failure, clues, text))
     # Words alone are never certain, and some messages leave it open themselves.
     is_guess = failure is None or failure.is_oom is None or bool(failure.words)

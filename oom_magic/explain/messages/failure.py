@@ -97,6 +97,11 @@ class Failure:
         return len(self.other_processes) == 1 and self.process_bytes is None and self.pytorch_bytes is None
 
     @property
+    def is_of_device(self) -> bool:
+        """Whether the message itself is a device's, and not the host's."""
+        return self.backend not in (None, "cpu")
+
+    @property
     def listed_other_bytes(self) -> int:
         """Bytes that the message attributes to processes other than this one."""
         own = self.self_listed_as_pid

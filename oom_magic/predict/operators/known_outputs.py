@@ -131,6 +131,7 @@ def _key(value: Any) -> Hashable:
             raise _NotByShapeError
         return value.shape, value.stride(), dtype
     if isinstance(value, (tuple, list)):
+        # sizes, which are most of what comes here, as below without a call each
         return tuple([(int, item) if type(item) is int else _key(item) for item in value])
     if isinstance(value, float):
         return float  # no layout depends on the value of a number, which optimizers change in each step

@@ -78,11 +78,8 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
     is_quoted = failure is not None and not failure.format.startswith("told")
     if {"host_fills", "killed"} <= told and failure is not None and failure.pytorch_bytes is None:
         return failure.format in _BARE_FORMATS
-    if (
-        failure is not None
-        and failure.backend not in (None, "cpu")
-        and (is_quoted or not {"page_file", "mines"} & told)
-    ):
+    is_of_device = failure is not None and failure.is_of_device
+    if is_of_device and (is_quoted or not {"page_file", "mines"} & told):
         return False
     if {"left_over", "ram_is_free"} & told and "host_fills" not in told:
         return False  # memory left by killed processes is the device's
@@ -100,7 +97,7 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
         return True
     if "speaks_of_gpu" in told:
         return False
-    if "computes_on_host" in told and not (failure is not None and failure.backend not in (None, "cpu")):
+    if "computes_on_host" in told and not is_of_device:
         return clues.program is None
     return bool(
         {"loads_data", "speaks_of_ram", "handles_files", "workers", "is_given_memory"} & told

@@ -44,10 +44,11 @@ def _trained(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 
 
 def _beside_ram(named: Weights, failure: Failure | None, clues: Clues) -> Iterator[Support]:
-    is_of_device = failure is not None and failure.backend not in (None, "cpu")
+    if failure is not None and failure.is_of_device:
+        return
     if clues.ram_bytes is not None and clues.ram_bytes < named.num_bytes and "loads" in clues.run.told:
         values = {**named.said, "ram_bytes": f"{clues.ram_bytes // GIB} GB"}
-        yield from () if is_of_device else (Support(Cause.HOST_RAM, 0.55, Evidence("weights_above_ram", values)),)
+        yield Support(Cause.HOST_RAM, 0.55, Evidence("weights_above_ram", values))
 
 
 def _beside_card(named: Weights, failure: Failure | None, clues: Clues) -> Iterator[Support]:
